@@ -39,13 +39,13 @@ test_failures test_marlhf test_preference_processes test_wheel test_evaluate tes
 test_endpoints test_two_processes test_control test_commands test_preference_run test_docs test_magrpo_update
 test_madpo_update test_team_forms test_collection test_site test_madpo_trainer test_recipe test_precision
 test_experiments test_joint_reward_trainer test_own_family test_iterations test_rewards test_bad_endings
-test_router_loss test_two_hosts test_dropout test_cli test_verdicts test_answers test_client test_positions
+test_router_loss test_two_hosts test_dropout test_cli test_verdicts test_answers test_client
 test_quantized_base test_report test_earned_reward
 """.split()
 # The longest of the others, which `make check` runs too
 NEXT = """
 test_magrpo_trainer test_team test_workflows test_class_completion test_writing test_needed test_generation
-test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_comparators test_package test_bug_demo
+test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_comparators test_package
 """.split()
 
 
