@@ -374,11 +374,13 @@ def test_a_gathered_state_dict_is_saved_without_tied_copies(tmp_path):
     assert all(torch.equal(logits(loaded, role), logits(team, role)) for role in team.roles)
 
 
-class Dialogue(FunctionEnvironment):
-    def prompts(self, item, history):
-        if history:
-            return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in self.roles}
-        return {role: f"{role}: {item['prompt']}" for role in self.roles}
+def dialogue(*roles):
+    """Each agent reads the reward of the last turn."""
+
+    def again(item, history):
+        return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in roles}
+
+    return FunctionEnvironment({role: f"{role}: {{prompt}}" for role in roles}, count_reward, transition=again)
 
 
 def check_answers(team, turns):
@@ -397,7 +399,7 @@ def check_answers(team, turns):
 @pytest.mark.parametrize("form", FORMS)
 def test_collaborate_plays_an_episode(form):
     team = team_of(form)
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     item = {"prompt": "Go.", "extra": 3}
     turns = team.collaborate(item, environment, num_turns=2, do_sample=False, max_new_tokens=6)
     assert [set(turn.joint_action) for turn in turns] == [{"aux", "main"}] * 2
@@ -406,7 +408,7 @@ def test_collaborate_plays_an_episode(form):
 
 
 def test_collaborate_with_stop_strings():
-    team, environment = tiny_team(), Dialogue({"aux": "", "main": ""}, count_reward)
+    team, environment = tiny_team(), dialogue("aux", "main")
 
     def answers(strings):
         torch.manual_seed(0)
@@ -439,7 +441,7 @@ def test_calls_that_a_single_model_takes():
 
 
 def test_collaborate_on_a_text():
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     (turn,) = tiny_team().collaborate("Go.", environment, max_new_tokens=4)
     assert turn.prompts["aux"] == "aux: Go." and turn.outcome is None
     with pytest.raises(ValueError, match="needs a whole item"):
@@ -450,7 +452,7 @@ def test_collaborate_on_a_text():
 
 def test_collaborate_on_many_items():
     team = tiny_team()
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     items = [{"prompt": text} for text in ("Go.", "Stop here.", "", "Go.")]
     alone = [team.collaborate(item, environment, num_turns=2, temperature=0, max_new_tokens=6) for item in items]
     calls = []
@@ -504,7 +506,7 @@ def test_collaborate_on_many_items():
 )
 def test_collaborate_refuses(arguments, message):
     team = tiny_team()
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     with pytest.raises((TypeError, ValueError), match=message) as error:
         team.collaborate(**{"item": {"prompt": "Go."}, "environment": environment, **arguments})
     assert "\n" not in str(error.value)
@@ -514,7 +516,11 @@ def test_collaborate_refuses(arguments, message):
 def test_an_error_leaves_the_team_in_its_mode():
     team = tiny_team()
     with pytest.raises(TaskError):
-        team.collaborate({"prompt": "x"}, Dialogue({"aux": "", "main": ""}, lambda **columns: None), max_new_tokens=2)
+        team.collaborate(
+            {"prompt": "x"},
+            FunctionEnvironment({"aux": "{prompt}", "main": "{prompt}"}, lambda **columns: None),
+            max_new_tokens=2,
+        )
     assert team.training and team.active == "aux"
 
 
@@ -523,7 +529,7 @@ def test_sampling_is_at_temperature_one_whatever_the_model_was_saved_with():
     for agent in team.agents.values():
         agent.generation_config.update(temperature=1e-4, top_k=1, repetition_penalty=1.5)
     torch.manual_seed(0)
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     samples = team.collaborate(["Go."] * 8, environment, max_new_tokens=4)
     assert len({turn.joint_action["main"] for (turn,) in samples}) > 4
 
@@ -531,7 +537,7 @@ def test_sampling_is_at_temperature_one_whatever_the_model_was_saved_with():
 def test_collaborate_as_chat():
     template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
     team = tiny_team(chat_template=template)
-    environment = Dialogue({"aux": "", "main": ""}, count_reward)
+    environment = dialogue("aux", "main")
     chat = team.collaborate("Go.", environment, do_sample=False, max_new_tokens=6)[0].joint_action["main"]
     ids = team.tokenizers["main"]("<user>main: Go.<assistant>", return_tensors="pt")["input_ids"]
     greedy = team.agents["main"].generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
@@ -565,16 +571,17 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    team = AgentTeam.from_pretrained(folder, ["aux", "main"], gguf_file="model.gguf")
+    team = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"])
     team.save_pretrained(tmp_path / "team")
     again = AgentTeam.from_pretrained(tmp_path / "team")
     ids = torch.arange(8)[None]
     assert torch.equal(again.agents["main"](ids).logits, team.agents["main"](ids).logits)
     assert torch.equal(again.agents["aux"].get_input_embeddings().weight, model.get_input_embeddings().weight)
-    # A saved adapter needs the file for its base, a full agent beside it does not
-    mixed = AgentTeam.from_pretrained(
-        folder, ["aux", "main"], {"aux": LoraConfig(target_modules="all-linear")}, gguf_file="model.gguf"
-    )
+    # A saved adapter names the file
+    config = {"aux": LoraConfig(target_modules="all-linear")}
+    mixed = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"], config)
     mixed.save_pretrained(tmp_path / "mixed")
-    again = AgentTeam.from_pretrained(tmp_path / "mixed", gguf_file="model.gguf")
+    again = AgentTeam.from_pretrained(tmp_path / "mixed")
     assert all(torch.equal(x, y) for x, y in zip(again.parameters(), mixed.parameters(), strict=True))
+    named = AgentTeam.from_pretrained(folder, ["aux"], gguf_file="model.gguf")  # as in a repository
+    assert torch.equal(named.agents["aux"](ids).logits, team.agents["aux"](ids).logits)

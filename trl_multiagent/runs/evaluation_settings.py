@@ -17,6 +17,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import read_number, short
+from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import choose_task, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_names
@@ -304,7 +305,7 @@ def find_team(text: str) -> str:
     """
     path = Path(text)
     if not path.is_dir():
-        if path.is_file():
+        if path.is_file() and path.suffix != ".gguf":
             raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
         check_names(text, "TEAM")
         return text
@@ -326,7 +327,8 @@ def find_config(text: str) -> str | None:
     if path.is_dir():
         folders = [path, path.absolute().parent] if path.name.startswith("checkpoint-") else [path]
         return next((str(x / RECIPE_FILE) for x in folders if (x / RECIPE_FILE).is_file()), None)
-    return find_in_repository(text, RECIPE_FILE) if "/" in text else None
+    is_repository = "/" in text and text not in PACKAGED and not path.is_file()
+    return find_in_repository(text, RECIPE_FILE) if is_repository else None
 
 
 def find_in_repository(name: str, file: str) -> str | None:
@@ -359,7 +361,8 @@ def name_teams(
     for text, location, config in zip(texts, locations, configs, strict=True):
         file: str | None = str(Path(location) / TEAM_FILE)
         if not Path(location).is_dir():
-            file = None if location in task.models else find_in_repository(location, TEAM_FILE)
+            is_model = location in (*task.models, *PACKAGED) or location.endswith(".gguf")
+            file = None if is_model else find_in_repository(location, TEAM_FILE)
         with config_errors(f"{file} cannot be read: ", (ValueError, KeyError, TypeError)):
             roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
         parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts

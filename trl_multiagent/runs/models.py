@@ -49,8 +49,10 @@ def check_models(setting: str, names: Sequence[str], task: Task, gguf_file: str 
         if name in task.models:
             continue
         check_names(name, setting)
+        if name.endswith(".gguf") and Path(name).is_file():
+            continue
         if Path(name).is_file() or name.endswith(".gguf"):
-            raise ConfigError(f"`{setting}` is '{name}', a file: give its folder, and a GGUF file as `gguf_file`.")
+            raise ConfigError(f"`{setting}` is '{name}', which is neither a folder nor a GGUF file.")
         if not Path(name).is_dir():
             check_repo_id(setting, name)
         elif gguf_file is not None and not (Path(name) / gguf_file).is_file():

@@ -15,12 +15,12 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
-from trl_multiagent.models.pretrained import find_file
+from trl_multiagent.models.pretrained import find_file, gguf_file_of
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
@@ -30,7 +30,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
-from trl_multiagent.team.files import find_sources
+from trl_multiagent.team.files import find_sources, load_tokenizer
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -240,7 +240,8 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
         names[role] = source if saved is None else str(saved.base_model_name_or_path)
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
-        configs[role] = AutoConfig.from_pretrained(names[role], **loader.arguments)
+        folder, file = gguf_file_of(names[role])
+        configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})
         own[role], base[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
     largest = max(roles, key=lambda role: own[role] + base[role])
@@ -292,7 +293,7 @@ def longest_prompt(
     args, longest = run.training_args, 0
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = load_tokenizer(source, {})
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
         for node in acting(role, nodes):
             prompt = whole_prompt(role, (), node.prompts[role], as_chat)

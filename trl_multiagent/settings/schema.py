@@ -24,7 +24,9 @@ class AgentModel:
     TRL's defaults.
     """
 
-    name: str | None = setting("Model id or folder that every agent starts from, or the folder of a saved team.")
+    name: str | None = setting(
+        "Model id, folder or GGUF file that every agent starts from, or the folder of a saved team."
+    )
     torch_dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = setting(
         "Data type to compute in, and of the base of a LoRA team; 'bfloat16' sets `bf16`. Trained weights are float32."
     )

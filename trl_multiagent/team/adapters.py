@@ -29,6 +29,7 @@ from trl_multiagent.models.pretrained import (
     hub_arguments,
     keep_adapter_in_float32,
     load_model,
+    outside_of_text,
     seeded,
 )
 from trl_multiagent.team.files import SHARED_FOLDER
@@ -144,6 +145,9 @@ def load_adapters(
             if peft_config is not None:
                 own_config = copy.deepcopy(peft_config)
                 own_config.revision = revision  # so that the saved adapter loads this base again
+                own_config.exclude_modules = own_config.exclude_modules or outside_of_text(
+                    base_of(adapted[key]) if base is None else base
+                )
                 if base is None:
                     adapted[key].add_adapter(role, own_config, **dtype)
                 else:

@@ -22,7 +22,7 @@ from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_packed
-from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments
+from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
 from trl_multiagent.models.reasoning import Reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
@@ -168,9 +168,9 @@ class AgentTeam(nn.Module):
         Loads a team.
 
         Args:
-            name (`str`, `Path` or `list[str]`): A model id or folder that every agent starts from; a list with one per
-                role; or the id or folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA
-                adapter loads its base, too. A base is loaded once for all adapters on it.
+            name (`str`, `Path` or `list[str]`): A model id, folder or GGUF file that every agent starts from; a list
+                with one per role; or the id or folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of
+                a LoRA adapter loads its base, too. A base is loaded once for all adapters on it.
             roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its
                 files.
             peft_config ([`~peft.LoraConfig`] or `dict[str, LoraConfig]`, *optional*): Gives every agent a fresh LoRA
@@ -515,7 +515,7 @@ class AgentTeam(nn.Module):
     def agent_parameters(self, role: str) -> list[nn.Parameter]:
         """Returns the parameters that training an agent changes: its adapter, or its whole model."""
         model = self.policies[role]
-        return adapter_parameters(model, role) if isinstance(model, PeftModel) else list(model.parameters())
+        return adapter_parameters(model, role) if isinstance(model, PeftModel) else text_parameters(model)
 
     # Reference policies. In a LoRA team they are adapters; for any other form, they are a frozen copy of the team
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
-from trl_multiagent.models.pretrained import find_file, load_model, seeded
+from trl_multiagent.models.pretrained import find_file, gguf_file_of, load_model, seeded
 
 
 AGENTS_FOLDER = "agents"
@@ -138,7 +138,8 @@ def form_of_sources(
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads an agent's tokenizer, which pads and truncates on the left."""
-    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **hub)
+    source, file = gguf_file_of(source)
+    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **{**hub, **file})
 
 
 def load_models(

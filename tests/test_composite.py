@@ -1,0 +1,94 @@
+"""Composite checkpoints, of a text model and a vision tower: trained as text, saved under their own class and keys."""
+
+import pytest
+import torch
+import transformers
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
+from transformers import GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
+
+from trl_multiagent import AgentTeam
+from trl_multiagent.models.generation import generate_groups
+from trl_multiagent.models.packing import can_pack
+
+from tiny import byte_tokenizer, tiny_environment, tiny_trainer
+
+
+TEXT = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+TEXT |= {"num_key_value_heads": 1, "intermediate_size": 64, "eos_token_id": 256, "pad_token_id": 257}
+TEXT |= {"bos_token_id": None, "tie_word_embeddings": False, "initializer_range": 0.3}
+ROLES = ("aux", "main")
+
+
+def composite(family, folder):
+    """Saves a random checkpoint of a family and a tokenizer."""
+    torch.manual_seed(0)
+    if family == "qwen3_5":
+        linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16}
+        linear |= {"linear_value_head_dim": 16, "layer_types": ["linear_attention", "full_attention"]}
+        vision = {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+        config = Qwen3_5Config(text_config={**TEXT, **linear}, vision_config=vision)
+        model = transformers.Qwen3_5ForConditionalGeneration(config)
+    elif family == "qwen2_5_vl":
+        vision = {"hidden_size": 16, "depth": 1, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
+        rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+        config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision)
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    else:  # as Ministral 3
+        vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        vision |= {"model_type": "pixtral", "image_size": 28, "patch_size": 14}
+        config = Mistral3Config(text_config={"model_type": "ministral3", **TEXT}, vision_config=vision)
+        model = transformers.Mistral3ForConditionalGeneration(config)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_a_composite_checkpoint_is_trained_as_text_and_stays_what_it_was(tmp_path, family, form):
+    original = composite(family, tmp_path / "base")
+    lora = LoraConfig(target_modules="all-linear", r=2) if form == "lora" else None
+    team = AgentTeam.from_pretrained(tmp_path / "base", ROLES, lora)
+    before = {name: x.clone() for name, x in team.state_dict().items()}
+    trainer = tiny_trainer(tmp_path / "run", team, tiny_environment(), max_steps=1, learning_rate=0.01)
+    trainer.train()
+    changed = {name for name, x in team.state_dict().items() if not torch.equal(x, before[name])}
+    outside = ("visi", "visual", "projector")
+    assert changed and not any(part in name for name in changed for part in outside)
+    assert not any(part in name for name in before if "lora_" in name for part in outside)
+    trainer.save_model(str(tmp_path / "team"))
+    ids = torch.randint(0, 256, (2, 12))
+    for role in ROLES:
+        with torch.no_grad(), team.activate(role) as agent:
+            expected = agent(input_ids=ids).logits
+        folder = tmp_path / "team" / "agents" / role
+        cls = type(original)
+        if form == "lora":
+            plain = PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), folder)
+        else:
+            plain = cls.from_pretrained(folder)
+            files = [load_file(path / "model.safetensors").keys() for path in (folder, tmp_path / "base")]
+            assert files[0] == files[1] and plain.config.architectures == [cls.__name__]
+        with torch.no_grad():
+            assert torch.allclose(plain.eval()(input_ids=ids).logits, expected, atol=1e-5)
+            assert not torch.allclose(original(input_ids=ids).logits, expected, atol=1e-3)
+    again = AgentTeam.from_pretrained(tmp_path / "team")
+    assert all(torch.equal(x, again.state_dict()[name]) for name, x in team.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
+def test_greedy_texts_are_those_of_generate(tmp_path, family):
+    """Prompts of several lengths share a call, and may share a row of the update."""
+    model = composite(family, tmp_path)
+    config = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=257, eos_token_id=[256])
+    prompts = [[65, 66, 67], [68] * 9, [70]]
+    found = generate_groups(model, prompts, [[0, 1]] * 3, config)
+    for prompt, group in zip(prompts, found, strict=True):
+        plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()
+        assert group == [plain] * 2
+    if can_pack(model, 16):
+        row = torch.arange(65, 77)[None]
+        mask = torch.zeros(1, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf)
+        packed = model(input_ids=row, attention_mask=mask, position_ids=torch.arange(12)[None]).logits
+        assert torch.allclose(packed, model(input_ids=row).logits, atol=1e-5)
