@@ -3,8 +3,8 @@ Trains two copies of SmolLM2-135M-Instruct on `hidden`, and shows what they say 
 were not trained on: `make demo-real`. Options are those of `trl-multiagent train`.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from trl_multiagent import cli
@@ -54,4 +54,4 @@ def summary(evaluation: Path, items: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(argparse.ArgumentParser(description=__doc__).parse_known_args()[1])
