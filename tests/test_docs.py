@@ -102,11 +102,12 @@ def test_example_of_an_algorithm(run_example):
     assert trainer.state.global_step == 1
 
 
-def test_migration_example(run_example, tmp_path):
-    example, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
-    names = run_example(example)
-    assert names["trainer"].state.global_step == 1 and (tmp_path / "stories" / "team.json").is_file()
+def test_migration_example(run_example):
+    transition, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
+    names = run_example(transition)
     run_example(wrapper, names)
+    turn = trl_multiagent.Turn({}, {"first": "a", "second": "b"}, trl_multiagent.Outcome(0.5))
+    assert names["transition"]({}, [turn])["first"] == "It earned 0.5. Write it again:"
 
     def lengths(first, second):
         return [len(a) - len(b) for a, b in zip(first, second, strict=True)]
