@@ -116,7 +116,9 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
     if words[0] == "python":
         words = ["accelerate", "launch", *words[1:]]
     if words[0] == "trl-multiagent":
-        if "task:TASK" in (readers_folder / "config.yaml").read_text() and "config.yaml" in words:
+        if "task:TASK" in (readers_folder / "config.yaml").read_text() and {"config.yaml", "my_task/config.yaml"} & {
+            *words
+        }:
             (readers_folder / "task.py").write_text((readers_folder / "my_task" / "task.py").read_text())
         launched = []
         monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
