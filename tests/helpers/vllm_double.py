@@ -52,6 +52,7 @@ COMPLETION_FIELDS = (SAMPLING_ARGUMENTS - {"output_kind", "detokenize", "extra_a
     "model prompt echo stream suffix user return_tokens_as_token_ids return_token_ids".split()
 )
 LORA_FIELDS = {"lora_name", "lora_path", "load_inplace", "is_3d_lora_weight"}
+TOKENIZER = byte_tokenizer()
 MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
@@ -107,7 +108,7 @@ def sample(model, prompts: list[list[int]], params: dict, generator: torch.Gener
 
 
 def is_done(tokens: list[int], stop: set[int], strings: list[str], most: int) -> bool:
-    text = byte_tokenizer().decode(tokens, skip_special_tokens=True) if strings else ""
+    text = TOKENIZER.decode(tokens, skip_special_tokens=True) if strings else ""
     return len(tokens) == most or (bool(tokens) and tokens[-1] in stop) or any(string in text for string in strings)
 
 
