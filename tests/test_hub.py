@@ -44,11 +44,6 @@ def server():
         yield server
 
 
-@pytest.fixture(autouse=True)
-def quiet_server(server):
-    server.requests.clear()
-
-
 @pytest.fixture(scope="module")
 def client(server, tmp_path_factory):
     client = HubClient(server.environment(tmp_path_factory.mktemp("home")))
@@ -190,7 +185,6 @@ attempts = {
     "no roles": lambda: AgentTeam.from_pretrained("user/far"),
     "roles": lambda: AgentTeam.from_pretrained("user/never-seen", roles=["aux", "main"]),
     "a cached model": lambda: AgentTeam.from_pretrained("user/solo", roles=["aux", "main"]).roles,
-    "a cached model, no roles": lambda: AgentTeam.from_pretrained("user/solo"),
 }
 result = {}
 try:
@@ -212,8 +206,6 @@ finally:
     assert "whether 'user/far' has a file team.json: the Hugging Face Hub did not answer" in results["no roles"]
     assert "the Hugging Face Hub did not answer" in results["roles"]
     assert results["a cached model"] == "('aux', 'main')"
-    assert "whether 'user/solo' has a file team.json: the Hugging Face" in results["a cached model, no roles"]
-    assert not any("holds no team.json" in result for result in results.values())
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
@@ -290,8 +282,6 @@ except RuntimeError as error:
     repo = server.repos["user/late"]
     assert repo.messages == ["initial commit"]
     whole = saved_weights(folder)
-
-    server.requests.clear()
     command = re.search("`trl-multiagent (push .*)`", error)[1]
     client("from trl_multiagent.cli import main; main(arguments)", arguments=shlex.split(command))
     files = repo.files("dev")
@@ -359,35 +349,7 @@ main(["push", str(folder), "user/command"])
     for name in ("user/run", "user/command"):
         files = server.repos[name].files()
         assert set(files) == expected and b"secret" not in files.values(), name
-
-
-def test_a_run_is_pushed_by_the_command_and_the_snippets_of_its_card_load_it(server, client, tiny_model, tmp_path):
-    code = """
-from trl_multiagent.cli import main
-main(["run", "magrpo", "--output_dir", folder, "--max_steps", "2", "--max_completion_length", "6", "--save_steps", "1",
-    "--logging_steps", "1", "--override", "prompts={'aux': 'Left {x}: ', 'main': 'Right {x}: '}",
-    "reward_funcs=tiny.count_reward", f"dataset.name={folder}/items.jsonl", f"agent_model.name={model}"])
-main(["push", folder, "user/first-run"])
-"""
-    (tmp_path / "items.jsonl").write_text('{"x": "1"}\n{"x": "2"}\n')
-    client(code, folder=str(tmp_path), model=tiny_model)
-    files = server.repos["user/first-run"].files()
-    assert set(files) >= {"README.md", "team.json", "training_args.bin", "config.yaml"}
-    assert not any(path.startswith("checkpoint-") for path in files)
-    card = files["README.md"].decode()
-    assert str(tmp_path) not in card and "# Model Card for first-run\n" in card
-    for target in re.findall(r"\]\(\./([^)]+)\)", card):
-        assert any(path == target or path.startswith(f"{target}/") for path in files), target
-    whole, alone = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    code = """
-names = {}
-exec(whole, names)
-exec(alone, names)
-from tiny import tiny_environment
-turns = names["team"].collaborate({"x": "1"}, tiny_environment(), max_new_tokens=4)
-result = [names["team"].roles, type(names["model"]).__name__, names["tokenizer"].pad_token, len(turns)]
-"""
-    assert client(code, whole=whole, alone=alone) == [["aux", "main"], "LlamaForCausalLM", "<pad>", 1]
+        assert f'AgentTeam.from_pretrained("{name}")' in files["README.md"].decode()
 
 
 def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
@@ -404,6 +366,7 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
         *("magrpo.eval_interval=0", "magrpo.max_completion_length=8", "magrpo.logging_steps=1"),
         *("magrpo.save_strategy=no", "magrpo.learning_rate=0.01"),
     ]
+    server.requests.clear()
     code = client(LAUNCH, arguments=arguments, environment=FORKING, root=str(ROOT), folder=str(tmp_path))
     assert code == 0, (tmp_path / "stderr_0").read_text()[-4000:]
     (folder,) = (tmp_path / "runs").iterdir()
@@ -418,7 +381,16 @@ def test_a_recipe_in_two_processes(server, client, tiny_model, tmp_path):
     card = files["README.md"].decode()
     assert "CodeGenerationEnvironment(roles=('aux', 'main')" in card and "reward_version=" in card
     assert "| processes | 2 |" in card and "test_pass_rate" in card
-    assert tiny_model not in card and str(data) not in card
+    assert tiny_model not in card and str(tmp_path) not in card
+    for target in re.findall(r"\]\(\./([^)]+)\)", card):
+        assert any(path == target or path.startswith(f"{target}/") for path in files), target
+    code = """
+for snippet in snippets:
+    exec(snippet, globals())
+result = [team.roles, type(model).__name__, tokenizer.pad_token]
+"""
+    snippets = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    assert client(code, snippets=snippets) == [["aux", "main"], "LlamaForCausalLM", "<pad>"]
     trained = saved_weights(folder)
     assert {path: files[path] for path in WEIGHTS} == trained
     start = Path(tiny_model, "model.safetensors").read_bytes()
@@ -450,9 +422,7 @@ import datasets
 from tiny import tiny_environment, tiny_items, tiny_team
 from trl_multiagent.cli import main
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
-config = PreferenceConfig(
-    output_dir=folder, preference_num_candidates=4, max_completion_length=6
-)
+config = PreferenceConfig(output_dir=folder, preference_num_candidates=4, max_completion_length=6)
 collected = collect_preferences(tiny_team(), tiny_environment(), tiny_items(4), config)
 main(["push", folder, "user/preferences", "--commit_message", "Round 0"])
 datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = False
@@ -466,8 +436,6 @@ result = [len(collected), collected.to_list() == loaded.to_list()]
     assert repo.messages[-1] == "Round 0" and b"| preference_num_candidates | 4 |" in repo.files()["README.md"]
     code = """
 from trl_multiagent.preferences import push_preferences
-(Path(folder) / "README.md").open("a").write("More.")
-push_preferences(folder, "user/preferences", create_pr=True)
 (Path(folder) / "collection.json").unlink()
 try:
     push_preferences(folder, "user/other")
@@ -475,4 +443,4 @@ except ValueError as error:
     result = str(error)
 """
     assert "holds no complete" in client("from pathlib import Path" + code, folder=str(tmp_path / "collected"))
-    assert "refs/pr/1" in repo.refs and "datasets/user/other" not in server.repos
+    assert "datasets/user/other" not in server.repos

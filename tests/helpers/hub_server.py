@@ -77,6 +77,10 @@ class HubServer(ThreadingHTTPServer):
         return kept | own
 
 
+class Refused(Exception):
+    """A request is answered with a status and the code of an error."""
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: HubServer
@@ -89,17 +93,21 @@ class Handler(BaseHTTPRequestHandler):
         request = f"{self.command} {url.path}"
         self.server.requests.append(request)
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = next((fault for fault in self.server.faults if request.startswith(fault)), None)
-        if fault is not None:
-            self.server.faults.remove(fault)
-            return self.reply(500, {"error": "The storage is out of order"})
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
-        with self.server.lock:
-            self.route(parts, parse_qs(url.query), body)
+        try:
+            if fault := next((fault for fault in self.server.faults if request.startswith(fault)), None):
+                self.server.faults.remove(fault)
+                raise Refused(500, "OutOfOrder")
+            with self.server.lock:
+                content, headers = self.answer(parts, parse_qs(url.query), body)
+            self.reply(200, content, **headers)
+        except Refused as error:
+            status, code = error.args
+            self.reply(status, {"error": code}, **{"X-Error-Code": code, "X-Error-Message": code})
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+    do_GET = do_HEAD = do_POST = handle_request
 
-    def reply(self, status: int, content=b"", **headers: str) -> None:
+    def reply(self, status: int, content: bytes | dict | list, **headers: str) -> None:
         if not isinstance(content, bytes):
             content = json.dumps(content).encode()
             headers["Content-Type"] = "application/json"
@@ -110,146 +118,91 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
 
-    def refuse(self, status: int, code: str, message: str, **headers: str) -> None:
-        headers |= {"X-Error-Code": code, "X-Error-Message": message}
-        self.reply(status, {"error": message}, **headers)
-
-    @property
-    def token(self) -> str | None:
-        return self.headers.get("Authorization", "").removeprefix("Bearer ") or None
-
-    def route(self, parts: list[str], query: dict[str, list[str]], body: bytes) -> None:
+    def answer(
+        self, parts: list[str], query: dict[str, list[str]], body: bytes
+    ) -> tuple[bytes | dict | list, dict[str, str]]:
+        """The content and the headers of an answer."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token != WRITER and (self.command == "POST" or parts[-2:] == ["auth-check", "write"]):
+            raise Refused(403, "Forbidden")
         match parts:
             case ["api", "repos", "create"]:
-                self.create_repo(json.loads(body))
+                return self.create_repo(json.loads(body)), {}
             case ["api", "validate-yaml"]:
-                self.reply(200, {"errors": [], "warnings": []})
-            case ["api", "whoami-v2"]:
-                self.reply(200, {"name": "user", "orgs": [], "auth": {}})
-            case ["api", "models", owner, name, *rest]:
-                self.repo_api(f"{owner}/{name}", rest, query, body)
-            case ["api", "datasets", owner, name, *rest]:
-                self.repo_api(f"datasets/{owner}/{name}", rest, query, body)
-            case ["datasets", owner, name, "resolve", revision, *path]:
-                self.resolve(f"datasets/{owner}/{name}", revision, "/".join(path))
-            case [owner, name, "resolve", revision, *path]:
-                self.resolve(f"{owner}/{name}", revision, "/".join(path))
-            case _:
-                self.refuse(404, "NotFound", f"The test server does not know {self.path}")
+                return {"errors": [], "warnings": []}, {}
+            case ["api", ("models" | "datasets") as kind, owner, name, *rest]:
+                repo_id = f"{owner}/{name}" if kind == "models" else f"datasets/{owner}/{name}"
+                return self.repo_api(repo_id, self.find_repo(repo_id, token), rest, query, body), {}
+            case _ if "resolve" in parts:
+                place = parts.index("resolve")
+                repo = self.find_repo("/".join(parts[:place]), token)
+                oid, files = self.find_files(repo, parts[place + 1])
+                path = "/".join(parts[place + 2 :])
+                if path not in files:
+                    raise Refused(404, "EntryNotFound")
+                return files[path], {"X-Repo-Commit": oid, "ETag": f'"{git_hash(files[path])}"'}
+        raise Refused(404, "NotFound")
 
-    # Repositories
-
-    def create_repo(self, request: dict) -> None:
+    def create_repo(self, request: dict) -> dict:
         repo_id = f"{request['organization'] or 'user'}/{request['name']}"
         if request.get("type") == "dataset":
             repo_id = f"datasets/{repo_id}"
-        if self.token != WRITER:
-            self.refuse(403, "Forbidden", f"You don't have the rights to create a model under {repo_id}")
-        elif repo_id in self.server.repos:
-            self.reply(409, {"error": "You already created this model repo", "url": f"{self.server.url}/{repo_id}"})
-        else:
+        if repo_id not in self.server.repos:
             self.server.repos[repo_id] = repo = Repo(private=request.get("visibility") == "private")
             repo.commit("main", {".gitattributes": b""}, "initial commit")
-            self.reply(200, {"url": f"{self.server.url}/{repo_id}", "name": repo_id})
+        return {"url": f"{self.server.url}/{repo_id}", "name": repo_id}
 
-    def find_repo(self, repo_id: str, write: bool = False) -> Repo | None:
-        """The repository, if this client may see it or write to it; otherwise it is told why not."""
+    def find_repo(self, repo_id: str, token: str) -> Repo:
         repo = self.server.repos.get(repo_id)
-        if repo is None or (repo.private and self.token not in (WRITER, READER)):
-            self.refuse(404, "RepoNotFound", "Repository not found")
-        elif write and self.token != WRITER:
-            self.refuse(403, "Forbidden", f"You don't have the rights to write to {repo_id}")
-        else:
-            return repo
-        return None
+        if repo is None or (repo.private and token not in (WRITER, READER)):
+            raise Refused(404, "RepoNotFound")
+        return repo
 
-    def find_files(self, repo: Repo, revision: str) -> tuple[str, dict[str, bytes]] | None:
+    def find_files(self, repo: Repo, revision: str) -> tuple[str, dict[str, bytes]]:
         oid = repo.refs.get(revision, revision)
-        if oid in repo.commits:
-            return oid, repo.commits[oid]
-        self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        return None
+        if oid not in repo.commits:
+            raise Refused(404, "RevisionNotFound")
+        return oid, repo.commits[oid]
 
-    def repo_api(self, repo_id: str, rest: list[str], query: dict[str, list[str]], body: bytes) -> None:
-        write = rest[:1] in (["preupload"], ["commit"], ["branch"]) or rest == ["auth-check", "write"]
-        repo = self.find_repo(repo_id, write)
-        if repo is None:
-            return
+    def repo_api(self, repo_id: str, repo: Repo, rest: list[str], query: dict, body: bytes) -> dict | list:
+        match rest:
+            case ["auth-check", *_]:
+                return {}
+            case ["branch", name]:
+                repo.refs.setdefault(name, repo.refs["main"])
+                return {}
+        oid, files = self.find_files(repo, rest[1] if rest else "main")
         match rest:
             case [] | ["revision", _]:
-                if found := self.find_files(repo, rest[1] if rest else "main"):
-                    siblings = [{"rfilename": path} for path in found[1]]
-                    info = {"id": repo_id, "sha": found[0], "private": repo.private, "siblings": siblings}
-                    self.reply(200, info)
-            case ["auth-check", *_]:
-                self.reply(200)
-            case ["branch", name]:
-                if name in repo.refs:
-                    return self.refuse(409, "Conflict", f"Reference already exists: {name}")
-                repo.refs[name] = repo.refs[json.loads(body or b"{}").get("startingPoint", "main")]
-                self.reply(200, {})
-            case ["tree", revision, *path]:
-                if found := self.find_files(repo, revision):
-                    self.list_tree(found[1], "/".join(path))
-            case ["preupload", revision]:
-                if found := self.find_files(repo, revision):
-                    self.preupload(found[1], json.loads(body))
+                siblings = [{"rfilename": path} for path in files]
+                return {"id": repo_id, "sha": oid, "private": repo.private, "siblings": siblings}
+            case ["tree", _, *folders]:
+                inside = {path: data for path, data in files.items() if path.split("/")[: len(folders)] == folders}
+                if not inside:
+                    raise Refused(404, "EntryNotFound")
+                return [
+                    {"type": "file", "path": path, "size": len(data), "oid": git_hash(data)}
+                    for path, data in inside.items()
+                ]
+            case ["preupload", _]:
+                same = {"uploadMode": "regular", "shouldIgnore": False}
+                paths = [file["path"] for file in json.loads(body)["files"]]
+                oids = {path: {"oid": git_hash(files[path])} for path in paths if path in files}
+                return {"files": [{"path": path, **same, **oids.get(path, {})} for path in paths]}
             case ["commit", revision]:
-                if found := self.find_files(repo, revision):
-                    self.commit(repo_id, repo, revision, found[1], "create_pr" in query, body)
-            case _:
-                self.refuse(404, "NotFound", f"The test server does not know {self.path}")
-
-    def list_tree(self, files: dict[str, bytes], folder: str) -> None:
-        inside = {path: data for path, data in files.items() if not folder or path.startswith(f"{folder}/")}
-        if not inside:
-            return self.refuse(404, "EntryNotFound", f"{folder} does not exist")
-        entries = []
-        for path, data in inside.items():
-            entries.append({"type": "file", "path": path, "size": len(data), "oid": git_hash(data)})
-        self.reply(200, entries)
-
-    # Uploads
-
-    def preupload(self, files: dict[str, bytes], request: dict) -> None:
-        replies = []
-        for file in request["files"]:
-            reply = {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-            if file["path"] in files:
-                reply["oid"] = git_hash(files[file["path"]])
-            replies.append(reply)
-        self.reply(200, {"files": replies})
+                return self.commit(repo_id, repo, files, revision, "create_pr" in query, body)
+        raise Refused(404, "NotFound")
 
     def commit(
-        self, repo_id: str, repo: Repo, revision: str, files: dict[str, bytes], create_pr: bool, body: bytes
-    ) -> None:
-        header, *operations = [json.loads(line) for line in body.splitlines()]
-        files = dict(files)
-        for operation in operations:
-            value = operation["value"]
-            if operation["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            else:
-                return self.refuse(400, "BadRequest", f"The test server does not know {operation['key']}")
-        number = 1 + sum(ref.startswith("refs/pr/") for ref in repo.refs)
-        ref = f"refs/pr/{number}" if create_pr else revision
-        oid = repo.commit(ref, files, header["value"]["summary"])
+        self, repo_id: str, repo: Repo, files: dict[str, bytes], revision: str, create_pr: bool, body: bytes
+    ) -> dict:
+        header, *operations = [json.loads(line)["value"] for line in body.splitlines()]
+        added = {value["path"]: base64.b64decode(value["content"]) for value in operations}
+        oid = repo.commit("refs/pr/1" if create_pr else revision, {**files, **added}, header["summary"])
         reply = {"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{repo_id}/commit/{oid}"}
         if create_pr:
-            reply["pullRequestUrl"] = f"{self.server.url}/{repo_id}/discussions/{number}"
-        self.reply(200, reply)
-
-    # Downloads
-
-    def resolve(self, repo_id: str, revision: str, path: str) -> None:
-        repo = self.find_repo(repo_id)
-        found = self.find_files(repo, revision) if repo is not None else None
-        if found is None:
-            return
-        oid, files = found
-        if path not in files:
-            return self.refuse(404, "EntryNotFound", "Entry not found", **{"X-Repo-Commit": oid})
-        self.reply(200, files[path], **{"X-Repo-Commit": oid, "ETag": f'"{git_hash(files[path])}"'})
+            reply["pullRequestUrl"] = f"{self.server.url}/{repo_id}/discussions/1"
+        return reply
 
 
 def git_hash(data: bytes) -> str:

@@ -334,10 +334,7 @@ class VLLMServer:
     def complete(self, body: dict) -> tuple[int, dict]:
         assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["logprobs"] == 0
         self.completions.append(body)
-        if not body["prompt"]:
-            return 400, {"error": {"message": "You must pass at least one prompt"}}
-        if body["model"] not in (self.name, *self.adapters):
-            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        assert body["prompt"] and body["model"] in (self.name, *self.adapters)
         model = self.adapters.get(body["model"], self.model)
         choices = []
         prompts = [prompt_ids for prompt_ids in body["prompt"] for _ in range(body["n"])]
