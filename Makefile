@@ -41,7 +41,7 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
 demo-real: setup  ## Train two copies of a real language model to tell each other something (downloads 93 MB; 3 to 6 minutes)
-	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 $(VENV)/bin/python recipes/real/demo.py $(ARGS)
+	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 OMP_NUM_THREADS=$(WORKERS) $(VENV)/bin/python recipes/real/demo.py $(ARGS)
 
 # Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, games, puzzles, and the site
 $(VENV)/.extras: $(VENV)/.installed

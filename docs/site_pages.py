@@ -21,6 +21,7 @@ from mkdocs.structure.pages import Page
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
+REFERENCE = ("api/", "CHANGELOG", "CONTRIBUTING", "benchmarks")
 CODE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
 
 
@@ -87,6 +88,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {name: file for file, name in pages().items()}
+    if page.file.src_uri.startswith(REFERENCE):
+        page.meta["search"] = {"boost": 0.5}  # below guides, which have fewer of the words
     folder = posixpath.dirname(sources[page.file.src_uri])
 
     def rewritten(text: str) -> str:

@@ -36,7 +36,8 @@ def shown_text(path: Path) -> str:
     """The text of a file in which commands are shown to readers: code blocks, docstrings, comments."""
     text = path.read_text()
     if path.suffix == ".md":
-        return "\n".join(re.findall(r"```(?:bash|text)?\n(.*?)```", text, flags=re.DOTALL))
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+        return "\n".join(block for language, block in blocks if language in ("", "bash", "text"))
     if path.suffix == ".py":
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         strings = [token.string for token in tokens if token.type == tokenize.STRING and token.string[:3] == '"""']
@@ -89,8 +90,8 @@ def readers_folder(tmp_path, monkeypatch):
     for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", page, flags=re.DOTALL):
         (tmp_path / block.split()[1]).write_text(block)
     pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
-    cli.main(["init", str(tmp_path / "written")])
-    (tmp_path / "config.yaml").write_text((tmp_path / "written" / "config.yaml").read_text())
+    cli.main(["init", str(tmp_path / "my_task")])
+    (tmp_path / "config.yaml").write_text((tmp_path / "my_task" / "config.yaml").read_text())
     monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: True, raising=False)
     return tmp_path
 
@@ -115,8 +116,10 @@ def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
     if words[0] == "python":
         words = ["accelerate", "launch", *words[1:]]
     if words[0] == "trl-multiagent":
-        if "task:TASK" in (readers_folder / "config.yaml").read_text() and "config.yaml" in words:
-            (readers_folder / "task.py").write_text((readers_folder / "written" / "task.py").read_text())
+        if "task:TASK" in (readers_folder / "config.yaml").read_text() and {"config.yaml", "my_task/config.yaml"} & {
+            *words
+        }:
+            (readers_folder / "task.py").write_text((readers_folder / "my_task" / "task.py").read_text())
         launched = []
         monkeypatch.setattr("accelerate.commands.launch.launch_command", launched.append)
         cli.main(words[1:])
@@ -139,7 +142,9 @@ def test_other_commands_of_the_package_are_understood(command):
     if arguments.command == "plan":
         assert config_file("--config", arguments.config, RECIPES)
         _, rest = make_parser("magrpo").parse_known_args(rest)
-    known = ("env", "init", "push", "evaluate", "cross-play", "plan", "report", "reproduce")
+    if arguments.command == "collect":
+        _, rest = make_parser("madpo").parse_known_args(rest)
+    known = ("collect", "env", "init", "push", "evaluate", "cross-play", "plan", "report", "reproduce")
     assert arguments.command in known and rest == []
 
 

@@ -20,6 +20,7 @@ from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.runs.prepared import parse_recipe
+from trl_multiagent.runs.run import run_recipe
 
 from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
@@ -102,11 +103,12 @@ def test_example_of_an_algorithm(run_example):
     assert trainer.state.global_step == 1
 
 
-def test_migration_example(run_example, tmp_path):
-    example, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
-    names = run_example(example)
-    assert names["trainer"].state.global_step == 1 and (tmp_path / "stories" / "team.json").is_file()
+def test_migration_example(run_example):
+    transition, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
+    names = run_example(transition)
     run_example(wrapper, names)
+    turn = trl_multiagent.Turn({}, {"first": "a", "second": "b"}, trl_multiagent.Outcome(0.5))
+    assert names["transition"]({}, [turn])["first"] == "It earned 0.5. Write it again:"
 
     def lengths(first, second):
         return [len(a) - len(b) for a, b in zip(first, second, strict=True)]
@@ -129,12 +131,13 @@ def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     roles = ("speaker", "decider")
     turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
     right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
-    names = ["base", "base_cut", "base_shuffled", "team", "team_cut", "team_shuffled"]
-    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
-    for name in names:
+    kinds = {"base": "team", "team": "team", "team_messages_cut": "ablation", "team_messages_shuffled": "ablation"}
+    policies = {name: {"kind": kind, **right} for name, kind in kinds.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": policies}))
+    for name in kinds:
         (tmp_path / "transcripts" / name).mkdir(parents=True)
         record = json.dumps({"episode": 0, "turns": turns})
-        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 3)
+        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 64)
     script = ROOT / "docs" / "images" / "make_hidden.py"
     drawn = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), drawn)
@@ -219,7 +222,7 @@ def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    *_, seat, tools, _, _ = blocks_of_tasks()
+    *_, seat, tools, _ = blocks_of_tasks()
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
@@ -281,12 +284,11 @@ def test_preference_examples(run_example):
 
 
 def test_reward_model_example(run_example, tmp_path):
-    example, use = python_blocks(ROOT / "docs" / "reward_models.md")
+    (example,) = python_blocks(ROOT / "docs" / "reward_models.md")
     pairs(("poet", "critic")).save_to_disk("outputs/preferences")
     names = run_example(example)
     (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
     assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "held_out.json").is_file()
-    assert use.splitlines()[0] == "from trl_multiagent.environments.reward_models import JointRewardModel"
 
 
 def test_collection_examples(run_example, tiny_model, monkeypatch):
@@ -304,16 +306,18 @@ def test_collection_examples(run_example, tiny_model, monkeypatch):
     assert len(names["drawn"]) == 125 and {number for number, _ in names["drawn"]} == {0, 1, 2}
 
 
-def test_task_example(tmp_path, monkeypatch, capsys):
-    *_, task, script = blocks_of_tasks()
-    (tmp_path / "task.py").write_text(task)
+def test_task_example(tmp_path, capsys):
+    *_, task = blocks_of_tasks()
     (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
-    monkeypatch.syspath_prepend(tmp_path)
     names = {}
-    exec(script, names)
-    names["main"](["--model_name", "m", "--override", f"dataset.name={tmp_path}/topics.json", "--dry_run"])
+    exec(task, names)
+    run_recipe(
+        "magrpo",
+        names["TASK"],
+        ["--model_name", "m", "--override", f"dataset.name={tmp_path}/topics.json", "--dry_run"],
+    )
     out = capsys.readouterr().out
     assert "poet: m, critic: m" in out and "2 items of" in out
     with pytest.raises(SystemExit):
-        names["main"](["--model_name", "m", "--override", "haiku.max_words=0", "--dry_run"])
+        run_recipe("magrpo", names["TASK"], ["--model_name", "m", "--override", "haiku.max_words=0", "--dry_run"])
     assert "`haiku.max_words` is 0; it must be at least 1." in capsys.readouterr().err

@@ -23,7 +23,7 @@ def site(tmp_path_factory):
     build(config)
     return {
         path.relative_to(folder).as_posix().removesuffix("index.html"): path.read_text()
-        for path in folder.rglob("*.html")
+        for path in [*folder.rglob("*.html"), folder / "search" / "search_index.json"]
     }
 
 
@@ -42,8 +42,20 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
 
 def test_two_roles_that_take_turns_are_one_click_from_the_home_page(site):
     article = site[""].partition("<article")[2]
-    assert '<a href="workflows/">Tasks</a>' in article.partition("<h2")[0]
+    assert '<a href="workflows/">your own task</a>' in article.partition("<h2")[0]
     assert "# who acts at each turn" in re.sub(r"<[^>]+>", "", site["workflows/"].partition("<article")[2])[:5000]
+
+
+def test_the_search_ranks_guides_above_the_reference(site):
+    boosts = {
+        entry["location"]: entry.get("boost", 1) for entry in json.loads(site["search/search_index.json"])["docs"]
+    }
+    assert boosts["api/trainers/"] < boosts["trainers/"] and boosts["CHANGELOG/"] < boosts["checkpoints/"]
+
+
+def test_twenty_questions_are_answered_from_the_home_page(site):
+    answers = site[""].partition('id="how-do-i')[2].partition("<h2")[0]
+    assert answers.count("<li>") == 20 == len(re.findall(r"<li>.*?<a href", answers, flags=re.DOTALL))
 
 
 def test_lists_of_github_are_lists(site):

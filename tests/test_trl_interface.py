@@ -47,7 +47,7 @@ OVERRIDDEN = {
         _prepare_dataset compute_loss log _save_checkpoint create_model_card
     """,
     (MAGRPOTrainer, Trainer): """
-        _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo
+        _save _load_from_checkpoint _load_best_model _push_from_checkpoint push_to_hub init_hf_repo _get_grad_norm
         _get_output_dir train _save_rng_state _evaluate evaluate predict evaluation_loop
         create_accelerator_and_postprocess _prepare_for_training _init_training_state _maybe_log_save_evaluate
         _finalize_training create_optimizer save_model

@@ -70,7 +70,7 @@ LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or 
 WITH_HELP = ("train", "collect", "evaluate", "cross-play", "run")  # the help of these is that of a recipe
 GPUS = ("T4", "4090", "L40S", "A100-40", "A100", "H100", "H200")
 USAGE = (
-    "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST] [--task TASK] "
+    "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] "
     "--config FILE [recipe arguments]"
 )
 
@@ -116,6 +116,8 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     for name, default in {"train": None, "reproduce": [0, 1, 2]}.items():
         seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
         parsers[name].add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
+        jobs_help = "Seeds at the same time, 1 by default."
+        parsers[name].add_argument("--jobs", metavar="N", type=positive, default=1, help=jobs_help)
     for name in ("train", "run"):
         parsers[name].add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
     parsers["train"].usage = USAGE
@@ -219,7 +221,7 @@ def plan(config: str, gpu: str, num_gpus: int, zero: int, rest: Sequence[str]) -
     print_memory_plan(TASKS, ["--config", config, *rest], "trl-multiagent plan", zero, num_gpus, gpu)
 
 
-def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], rest: Sequence[str]) -> None:
+def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs: int, rest: Sequence[str]) -> None:
     """Reproduces an experiment, or lists all of them."""
     from trl_multiagent.runs.seeds import experiments, run_experiment
     from trl_multiagent.settings.read import fail
@@ -231,7 +233,7 @@ def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], rest:
         fail("trl-multiagent reproduce", f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
     folder = output_dir or Path("outputs") / "reproduce" / name
     os.environ.setdefault(*SAFE_PATH)
-    sys.exit(run_experiment(name, TASKS, seeds, folder, rest))
+    sys.exit(run_experiment(name, TASKS, seeds, jobs, folder, rest))
 
 
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -247,7 +249,7 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
         given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
         flags = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
         os.environ.setdefault(*SAFE_PATH)
-        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, flags)
+        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
         return print_results(runs)

@@ -3,8 +3,8 @@ Trains two copies of SmolLM2-135M-Instruct on `hidden`, and shows what they say 
 were not trained on: `make demo-real`. Options are those of `trl-multiagent train`.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from trl_multiagent import cli
@@ -24,9 +24,9 @@ def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: 
 def policies_of(evaluation: Path) -> tuple[dict[str, str], dict]:
     """Returns the name of each policy by what it is, and the evaluation of each name."""
     policies = json.loads((evaluation / "evaluation.json").read_text())["policies"]
-    untrained, _, _, trained, cut, shuffled = policies
-    names = {"untrained": untrained, "trained": trained, "trained, messages cut": cut}
-    return {**names, "trained, messages of other items": shuffled}, policies
+    untrained, trained = (name for name, policy in policies.items() if policy["kind"] == "team")
+    names = {"untrained": untrained, "trained": trained, "trained, messages cut": f"{trained}_messages_cut"}
+    return {**names, "trained, messages of other items": f"{trained}_messages_shuffled"}, policies
 
 
 def talks_of(evaluation: Path, policy: str) -> list[list[dict]]:
@@ -54,4 +54,4 @@ def summary(evaluation: Path, items: int) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(argparse.ArgumentParser(description=__doc__).parse_known_args()[1])

@@ -79,7 +79,7 @@ def is_script(path):
 
 
 # Their configurations name a task in a module of their own
-WORKFLOWS = [path.stem for path in sorted((ROOT / "recipes" / "workflows").glob("*.py")) if not is_script(path)]
+WORKFLOWS = [path.stem for path in (ROOT / "recipes" / "workflows" / "configs").glob("*.yaml")]
 
 
 def test_help_and_commands_answer_without_the_libraries(tmp_path):

@@ -52,7 +52,6 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, tiny_model, monkeypat
         "--override",
         f"agent_model.name={tiny_model}",
         "magrpo.max_steps=1",
-        "agent_model.torch_dtype=float32",
     ]
     demo.main(override, tmp_path / "run", items=1)
     shown = capsys.readouterr().out.partition("Before and after")[2]

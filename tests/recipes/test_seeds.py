@@ -70,7 +70,7 @@ def test_seeds_go_on_after_a_failure(capsys):
     assert status == 3 and calls == [same + flags[0], same + flags[1]]  # no run starts after one has failed
     assert "ended with status 3" in capsys.readouterr().err
 
-    status, calls = run(*TRAIN, "--seeds", "0,1,2,3", "--num_processes", "2")
+    status, calls = run(*TRAIN, "--seeds", "0,1,2,3", "--jobs", "2", "--num_processes", "2")
     new = {call[call.index("--seed") + 1]: call for call in calls[2:]}
     assert status == 0 and len(calls) == 5 and new.keys() == {"1", "2", "3"}
     assert new["1"][2:4] == ["--num_processes", "2"]

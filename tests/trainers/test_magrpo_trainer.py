@@ -112,7 +112,10 @@ def test_metrics(tmp_path):
         assert second[f"agents/{role}/kl"] > first[f"agents/{role}/kl"] == 0.0
         assert 4 < second[f"agents/{role}/entropy"] < math.log(258)
         assert math.isfinite(second[f"agents/{role}/loss"])
-    assert second["grad_norm"] > 0.01  # before clipping
+    # The agents' norms are those before clipping, and so is the team's
+    norms = [second[f"agents/{role}/grad_norm"] for role in ("aux", "main")]
+    assert math.hypot(*norms) == pytest.approx(second["grad_norm"], rel=1e-3)
+    assert second["grad_norm"] > 0.01
     losses = [second[f"agents/{role}/loss"] for role in ("aux", "main")]
     assert sum(losses) == pytest.approx(second["loss"], abs=1e-5)
     for phase in ("generate", "reward", "update"):

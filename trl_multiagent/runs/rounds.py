@@ -444,7 +444,9 @@ class RewardRun(PreferenceRun):
             f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
         )
         model = {"reward model": f"starts from {self.reward_base}, trains {trained}", "reward training": pairs}
-        algorithm = {"algorithm": f"{self.reward.rl_algorithm} with the reward of the model"}
+        algorithm = {
+            "algorithm": f"{self.prepared.algorithm}, {self.reward.rl_algorithm} with the reward of the model"
+        }
         return {**model, **rollout_lines(self.prepared, self.roles), **algorithm}
 
 

@@ -4,15 +4,19 @@ reproduces named experiments: the team for several seeds, its evaluation beside 
 """
 
 import argparse
+import contextlib
+import os
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from accelerate import PartialState
 
@@ -30,6 +34,7 @@ from trl_multiagent.trainers.base.run_report import run_report
 
 
 NAME = "training with several seeds"
+SECONDS_BETWEEN_LOOKS = 0.2
 EVALUATION_FILES = ("evaluation.json", "cross_play.json")
 COMPARISON_FILE = "comparison.html"
 PROGRAM = ["-m", "trl_multiagent.cli"]
@@ -43,6 +48,7 @@ def train_with_seeds(
     argv: Sequence[str],
     prog: str,
     seeds: Sequence[int],
+    num_jobs: int = 1,
     launch_flags: Sequence[str] = (),
 ) -> tuple[int, list[Path]]:
     """
@@ -53,6 +59,7 @@ def train_with_seeds(
         algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
             [`~trl_multiagent.runs.run.run_recipe`].
         seeds (`Sequence[int]`): The seeds. More can be added later.
+        num_jobs (`int`, *optional*, defaults to `1`): Runs at the same time. The visible GPUs are divided among them.
         launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
 
     Returns:
@@ -90,7 +97,7 @@ def train_with_seeds(
         stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
-            status = run_all(missing, lambda name: stage.save(f"{name}.json", []))
+            status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
     if status:
         print(f"{prog}: a run {ending(status)}. The same command goes on with what is missing.", file=sys.stderr)
     return (128 - status if status < 0 else status), runs
@@ -119,22 +126,51 @@ def print_results(runs: Sequence[Path]) -> None:
     print("", *text_table(group_table({"mean of the seeds": results})), "", report, together, sep="\n", flush=True)
 
 
-def run_all(commands: Mapping[str, Sequence[str]], done: Callable[[str], None]) -> int:
+def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
     """
-    Runs commands one after the other, and calls `done` with the name of each command that succeeds. After a failure or
-    a signal, no other command starts. Returns the exit status of the failure, or 0.
+    Runs commands, `num_jobs` at a time, and calls `done` with the name of each command that succeeds. If several run
+    at a time, their output goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts.
+    Returns the exit status of the first failure, or 0.
     """
-    status = 0
-    with leaving_signals_to_children():
-        for name, command in commands.items():
-            if status or REQUEST.signal:  # a run that is in its last step at a signal ends with status 0
-                return status or -(REQUEST.signal or 0)
-            # A run without the program that started it would lock its folder
-            status = subprocess.run(command, preexec_fn=end_with_parent).returncode
-            print(f"{name}: {ending(status)}", flush=True)
-            if status == 0:
-                done(name)
+    waiting, slots, status = dict(commands), [*range(num_jobs)], 0
+    running: dict[str, tuple[subprocess.Popen, int]] = {}
+    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
+        while running or (waiting and not status):
+            if REQUEST.signal and waiting:  # the current run may end with status 0, but no other may start
+                status = status or -REQUEST.signal
+            while waiting and slots and not status:
+                name, slot = next(iter(waiting)), slots.pop()
+                output = None
+                if num_jobs > 1:
+                    output = stack.enter_context((folder / f"{name}.log").open("a"))
+                    print(f"{name}: started, its output goes to {output.name}", flush=True)
+                process = subprocess.Popen(
+                    waiting.pop(name),
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | visible_devices(slot, num_jobs),
+                    preexec_fn=end_with_parent,  # a run without the program that started it would lock its folder
+                )
+                running[name] = process, slot
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for name, (process, slot) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    slots.append(slot)
+                    status = status or process.returncode
+                    print(f"{name}: {ending(process.returncode)}", flush=True)
+                    if process.returncode == 0:
+                        done(name)
     return status
+
+
+def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
+    """
+    Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are
+    enough.
+    """
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}
 
 
 # Reports
@@ -201,7 +237,7 @@ def experiments() -> dict[str, dict[str, Any]]:
 
 
 def run_experiment(
-    name: str, tasks: Mapping[str, str], seeds: Sequence[int], folder: Path, more: Sequence[str]
+    name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
 ) -> int:
     """
     Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the
@@ -211,6 +247,7 @@ def run_experiment(
         name (`str`): A key of [`experiments`].
         tasks (`Mapping[str, str]`): The named tasks.
         seeds (`Sequence[int]`): The seeds.
+        num_jobs (`int`): Trainings at the same time.
         folder (`Path`): Folder of the results.
         more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
 
@@ -222,7 +259,7 @@ def run_experiment(
     prog = f"trl-multiagent reproduce {name}"
     argv = [*argv, *more, "--output_dir", str(folder)]
     with leaving_signals_to_children():
-        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds)
+        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
         evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
         command = ["evaluate", *map(str, runs), *evaluation]
         if status == 0 and "--dry_run" in more:

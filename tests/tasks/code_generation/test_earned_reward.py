@@ -44,8 +44,8 @@ def make_item(prompt, test, solution="", entry_point="f"):
 
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
-    assert table(sandbox) in (DOCS / "reward_review.md").read_text(), (
-        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward_review.md"
+    assert table(sandbox) in (DOCS / "reward.md").read_text(), (
+        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward.md"
     )
 
 

@@ -11,10 +11,13 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_deepspeed_available
 from transformers import Trainer
-from transformers.utils import is_torch_bf16_gpu_available
+from transformers.utils import is_torch_bf16_gpu_available, logging
 
 from trl_multiagent.jobs.distributed import connecting
 from trl_multiagent.limits import check_arguments, setting
+
+
+logger = logging.get_logger(__name__)
 
 
 # Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration
@@ -61,6 +64,8 @@ class CommonConfig(Base):
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
+        if self.bf16 and self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            logger.warning("This CPU has no products in bfloat16: a step takes many times as long. Set `bf16: false`.")
         if self.world_size > 1 and not self.accelerator_config.even_batches:
             raise ValueError(
                 "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "

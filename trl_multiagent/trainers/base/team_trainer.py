@@ -314,6 +314,19 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """Returns the trained parameters of each agent and of other trained parts, by name."""
         return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
+        total = super()._get_grad_norm(model, grad_norm)
+        if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine does not expose the gradients
+            # The gradients are already clipped: all were multiplied by one factor
+            limit = self.args.max_grad_norm
+            factor = max(1.0, float(total) / limit) if limit > 0 else 1.0
+            for name, parameters in self._trained_parameters().items():
+                gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+                norm = factor * torch.nn.utils.get_total_norm(gradients).item()
+                prefix = f"agents/{name}" if name in self.team.roles else name
+                self._metrics["train"][f"{prefix}/grad_norm"].append(norm)
+        return total
+
     # The reference policy is the initial policy of every agent. A LoRA team contains it: its bases, or copies of
     # adapters that were trained before. For any other team, it is a frozen copy, `ref_model`
 
