@@ -131,12 +131,13 @@ def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     roles = ("speaker", "decider")
     turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
     right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
-    names = ["base", "base_cut", "base_shuffled", "team", "team_cut", "team_shuffled"]
-    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
-    for name in names:
+    kinds = {"base": "team", "team": "team", "team_messages_cut": "ablation", "team_messages_shuffled": "ablation"}
+    policies = {name: {"kind": kind, **right} for name, kind in kinds.items()}
+    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": policies}))
+    for name in kinds:
         (tmp_path / "transcripts" / name).mkdir(parents=True)
         record = json.dumps({"episode": 0, "turns": turns})
-        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 3)
+        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 64)
     script = ROOT / "docs" / "images" / "make_hidden.py"
     drawn = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), drawn)

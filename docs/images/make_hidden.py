@@ -15,7 +15,7 @@ from trl_multiagent.configs.recipes.real.demo import policies_of, talks_of
 
 SPEAKER, DECIDER = ("#4c78a8", "#e8f0f8"), ("#f58518", "#fdf0e2")
 RIGHT, WRONG, GREY = "#2e7d32", "#b3261e", "#555555"
-ITEMS, COLUMNS = 3, (0.25, 6.45)  # the first held-out items; left edges of before and after
+ITEMS, COLUMNS = (0, 21, 42), (0.25, 6.45)  # held-out items; left edges of before and after
 
 
 def bubble(axes, x, y, width, text, color):
@@ -33,7 +33,7 @@ def draw(axes, evaluation):
         right = policies[names[key]]["results"]["turn_2"]["reward"]["mean"]
         title = f"{when}: {right:.0%} right on new words"
         axes.text(left, 0.75, title, fontsize=12, weight="bold", color="#222222")
-    for number in range(ITEMS):
+    for number in ITEMS:
         secret = talks[0][number][0]["prompts"]["speaker"].split(" is hidden")[0].split()[-1]
         axes.text(COLUMNS[0], y + 0.28, f"in the box: {secret}", fontsize=10, style="italic", color=GREY)
         for left, talk in zip(COLUMNS, talks, strict=True):

@@ -24,9 +24,9 @@ def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: 
 def policies_of(evaluation: Path) -> tuple[dict[str, str], dict]:
     """Returns the name of each policy by what it is, and the evaluation of each name."""
     policies = json.loads((evaluation / "evaluation.json").read_text())["policies"]
-    untrained, _, _, trained, cut, shuffled = policies
-    names = {"untrained": untrained, "trained": trained, "trained, messages cut": cut}
-    return {**names, "trained, messages of other items": shuffled}, policies
+    untrained, trained = (name for name, policy in policies.items() if policy["kind"] == "team")
+    names = {"untrained": untrained, "trained": trained, "trained, messages cut": f"{trained}_messages_cut"}
+    return {**names, "trained, messages of other items": f"{trained}_messages_shuffled"}, policies
 
 
 def talks_of(evaluation: Path, policy: str) -> list[list[dict]]:
