@@ -30,14 +30,13 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
     from trl_multiagent.trainers.maac_trainer import MAACTrainer
     from trl_multiagent.trainers.madpo_config import MADPOConfig
     from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
-    from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
-    from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
-    from trl_multiagent.trainers.mareinforce_config import MAREINFORCEConfig
-    from trl_multiagent.trainers.mareinforce_trainer import MAREINFORCETrainer
-    from trl_multiagent.trainers.maremax_config import MAReMaxConfig
-    from trl_multiagent.trainers.maremax_trainer import MAReMaxTrainer
-    from trl_multiagent.trainers.marloo_config import MARLOOConfig
-    from trl_multiagent.trainers.marloo_trainer import MARLOOTrainer
+    from trl_multiagent.trainers.magrpo_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
+    from trl_multiagent.trainers.magrpo_trainer import (
+        MAGRPOTrainer,
+        MAREINFORCETrainer,
+        MAReMaxTrainer,
+        MARLOOTrainer,
+    )
 
 
 __version__ = "0.1.0"

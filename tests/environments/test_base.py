@@ -262,6 +262,12 @@ def test_later_turns_come_from_the_transition():
     with pytest.raises(ValueError, match="no `transition` makes the prompts"):
         environment().check_turns(2)
 
+    class Repeats(FunctionEnvironment):
+        def prompts(self, item, history):
+            return super().prompts(item, [])
+
+    assert Repeats(PROMPTS, matches).check_turns(2) == 2
+
 
 # Environments of a user's own
 

@@ -20,7 +20,7 @@ from trl_multiagent.evaluation.players import PipelineSampler
 from trl_multiagent.evaluation.statistics import item_values
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_config, find_team, safe_settings
-from trl_multiagent.settings.read import CONFIGS, RECIPES, read_yaml, renamed
+from trl_multiagent.settings.read import CONFIGS, RECIPES, ConfigError, read_yaml, renamed
 
 from pages import read_page
 from tiny import Workflow, count_reward, team_of, tiny_team
@@ -296,16 +296,22 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     assert f"{ITEMS}, with 4 episodes" in capsys.readouterr().out
 
 
-def test_runs_with_the_settings_of_every_recipe_need_no_consent(tmp_path):
+def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games(tmp_path):
+    asked = {"nim": "seats", "hanabi": "textarena.game"}  # they may load models and run code
     families = ("block_building", "bug_fixing", "class_completion", "writing")
     for path in CONFIGS.glob(RECIPES):
         written, family = read_yaml(str(path)), path.parts[-3]
         algorithm = algorithm_of(written)
         saved = renamed(algorithm, [{"task": family} if family in families else {}, written])
-        if family != "games" and not path.stem.startswith("needed"):  # these name seats and classes of Python
+        if not path.stem.startswith("needed"):
             (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
             arguments = argparse.Namespace(config=None, task=None)
-            assert safe_settings(algorithm, cli.TASKS, str(tmp_path / "config.yaml"), arguments, USED)
+            argv = (algorithm, cli.TASKS, str(tmp_path / "config.yaml"), arguments, USED)
+            if path.stem in asked:
+                with pytest.raises(ConfigError, match=f"asks for `{asked[path.stem]}: "):
+                    safe_settings(*argv)
+            else:
+                assert safe_settings(*argv)
 
 
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):

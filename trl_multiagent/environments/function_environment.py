@@ -158,7 +158,9 @@ class FunctionEnvironment(Environment):
 
     def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         number = super().check_turns(num_turns, are_episodes)
-        if number > 1 and self.transition is None and self.order is None:
+        own = (type(self).prompts, type(self).next_prompts)  # those of a subclass may make later turns
+        is_plain = own == (FunctionEnvironment.prompts, FunctionEnvironment.next_prompts)
+        if number > 1 and is_plain and self.transition is None and self.order is None:
             raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
         return number
 

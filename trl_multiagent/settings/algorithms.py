@@ -67,9 +67,9 @@ MODEL_ROUNDS = (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD)
 ALGORITHMS = {
     "grpo": _algorithm("magrpo", "MAGRPO"),
     "magrpo": _algorithm("magrpo", "MAGRPO"),
-    "marloo": _algorithm("marloo", "MARLOO"),
-    "maremax": _algorithm("maremax", "MAReMax"),
-    "mareinforce": _algorithm("mareinforce", "MAREINFORCE"),
+    "marloo": _algorithm("magrpo", "MARLOO"),
+    "maremax": _algorithm("magrpo", "MAReMax"),
+    "mareinforce": _algorithm("magrpo", "MAREINFORCE"),
     "ac": _actor_critic("iac", "IAC"),
     "iac": _actor_critic("iac", "IAC"),
     "maac": _actor_critic("maac", "MAAC"),

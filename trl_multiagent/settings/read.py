@@ -371,7 +371,8 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
         elif path in not_used:
             without_effect.append(f"{path} (`{other_names[path]}` is used)")
         elif path not in known:
-            similar = suggestion(path, [*sections, *known, *other_names])
+            usable = [old for old, new in other_names.items() if new in known or new in sections]
+            similar = suggestion(path, [*sections, *known, *usable])
             raise ConfigError(f"`{path}` is not a known setting{similar}")
         elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
@@ -410,4 +411,4 @@ def suggestion(path: str, known: Iterable[str]) -> str:
     known, name = list(known), path.rpartition(".")[2]
     candidates = [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all."
+    return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all, or set the `task` that has it."

@@ -59,3 +59,24 @@ class MAGRPOConfig(RolloutConfig):
                 "`turn_gradient_weights` apply to the turns of a chain: set `handoff` to 'random' or 'best'. In a "
                 "tree, `discount` already weights the later turns."
             )
+
+
+@dataclass
+class MARLOOConfig(MAGRPOConfig):
+    """Configuration class for the [`MARLOOTrainer`]: [`MAGRPOConfig`] with `advantage_mode="rloo"`."""
+
+    advantage_mode: str = setting("Baseline over the sibling set, 'rloo' here.", "rloo", choices=("rloo",))
+
+
+@dataclass
+class MAReMaxConfig(MAGRPOConfig):
+    """Configuration class for the [`MAReMaxTrainer`]: [`MAGRPOConfig`] with `advantage_mode="max"`."""
+
+    advantage_mode: str = setting("Baseline over the sibling set, 'max' here.", "max", choices=("max",))
+
+
+@dataclass
+class MAREINFORCEConfig(MAGRPOConfig):
+    """Configuration class for the [`MAREINFORCETrainer`]: [`MAGRPOConfig`] with `advantage_mode="raw"`."""
+
+    advantage_mode: str = setting("Baseline over the sibling set, 'raw' here.", "raw", choices=("raw",))

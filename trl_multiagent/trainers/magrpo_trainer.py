@@ -7,7 +7,7 @@ from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
+from trl_multiagent.trainers.magrpo_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 
 
 class MAGRPOTrainer(RolloutTrainer):
@@ -212,3 +212,44 @@ def sibling_advantages(
         std = centered.pow(2).mean(-1, keepdim=True).sqrt()
         advantages = torch.where(std > 1e-6, centered / std.clamp(min=1e-6), 0.0)
     return advantages
+
+
+class MARLOOTrainer(MAGRPOTrainer):
+    """
+    Trainer for Multi-Agent REINFORCE Leave-One-Out (MARLOO).
+
+    The baseline of a completion is the mean return of its siblings, without its own
+    ([RLOO](https://huggingface.co/papers/2402.14740)). Everything else is as in [`MAGRPOTrainer`]; `args` is a
+    [`MARLOOConfig`].
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "marloo"]
+    _name = "MARLOO"
+    _config_class = MARLOOConfig
+
+
+class MAReMaxTrainer(MAGRPOTrainer):
+    """
+    Trainer for Multi-Agent REINFORCE with group max (MAReMax).
+
+    The baseline is the highest return in the sibling set, the completion's own included (a variant of
+    [ReMax](https://huggingface.co/papers/2310.10505)). Everything else is as in [`MAGRPOTrainer`]; `args` is a
+    [`MAReMaxConfig`].
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "maremax"]
+    _name = "MAReMax"
+    _config_class = MAReMaxConfig
+
+
+class MAREINFORCETrainer(MAGRPOTrainer):
+    """
+    Trainer for Multi-Agent REINFORCE (MAREINFORCE).
+
+    The advantage of a completion is its return, without a baseline. Everything else is as in [`MAGRPOTrainer`]; `args`
+    is a [`MAREINFORCEConfig`].
+    """
+
+    _tag_names = ["trl", "trl-multiagent", "mareinforce"]
+    _name = "MAREINFORCE"
+    _config_class = MAREINFORCEConfig

@@ -371,4 +371,4 @@ def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):
     (tmp_path / "peer.yaml").write_text("task: {max_commands: 3}\nagent_model: {name: x}\n")
     with pytest.raises(SystemExit):
         cli.main(["run", "magrpo", "--task", "code_generation", "--config", str(tmp_path / "peer.yaml"), "--dry_run"])
-    assert "`block_building` is not a known setting" in capsys.readouterr().err
+    assert "`block_building` is not a known setting; see --help all, or set the `task` that" in capsys.readouterr().err
