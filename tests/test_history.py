@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trl_multiagent.environments.base import Outcome, Turn
@@ -64,17 +64,6 @@ def test_options_select_parts_of_the_past(options, shown):
 
 
 OTHERS = Turn({"aux": "a prompt"}, {"aux": "an answer"}, Outcome(0.0))
-
-
-def test_turns_in_which_an_agent_did_not_act_leave_no_trace():
-    turns = [OTHERS, HISTORY[0], OTHERS, OTHERS, *HISTORY[1:], OTHERS]
-    flags = (None, True, False)
-    for mode, original, prompts, response in itertools.product((None, "full", "last"), flags, flags, flags):
-        options = HistoryOptions(mode, original, prompts, response)
-        for as_chat, dropped in itertools.product((False, True), range(5)):
-            found, expected = (whole_prompt("main", x, "P4", as_chat, options, dropped) for x in (turns, HISTORY))
-            assert found == expected, options
-    assert whole_prompt("main", [OTHERS], "P1", False) == "P1"
 
 
 SYSTEM = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
@@ -183,8 +172,6 @@ def test_tokens_are_those_of_the_text_where_the_round_trip_is_exact(template, en
     [
         (STRIPS, "ab|ab"),  # the template removes a part
         (TEMPLATE.replace("m.content", "m.content | trim"), "ab "),
-        (TEMPLATE.replace("m.content", "m.content | upper"), "ab"),
-        ("{{ messages[-1].content }}", "ab"),  # the template shows no past
     ],
 )
 def test_templates_that_change_the_past_are_rendered_as_a_whole(template, answer):
@@ -252,7 +239,6 @@ HEADINGS = "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content 
         (TEMPLATE.replace("<{{ m.role }}>", "<|{{ m.role }}|>"), "<|system|> <|user|>", "< |system|> < |user|>"),
         (HEADINGS, "### User:\nHi\n###   tool: an assistant", "# ## User:\nHi\n# ##   tool: an assistant"),
         (TEMPLATE, "<think>x</think> <tool▁call> < think>", "<think>x</think> < tool▁call> < think>"),
-        (TEMPLATE, "<eo\ufffds> <\x85eos> <\ue000eos>", "< eo\ufffds> < \x85eos> < \ue000eos>"),  # as BERT reads them
         (TEMPLATE, "<tool\u00a0call> <ＥＯＳ> <eos<eos>>", "< tool\u00a0call> < ＥＯＳ> <eos< eos>>"),
     ],
 )
@@ -264,20 +250,6 @@ def test_special_tokens_and_the_role_lines_of_a_template_are_markers(template, t
     assert without_markers(harmless, pattern) == harmless
     for other in ("", "x", "def user(assistant: str) -> list[int]:\n    return a < b > c, [x[0]]\n"):
         assert without_markers(other, pattern) == other
-
-
-def test_a_normalized_token_is_not_made_of_another_spelling():
-    tokenizer = merging_tokenizer(TEMPLATE)
-    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.NFKC(), normalizers.StripAccents(), normalizers.Lowercase(), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.add_tokens([AddedToken("<|end▁turn|>", special=True, normalized=True)])
-    pattern = marker_pattern(tokenizer, lambda messages: tokenizer.apply_chat_template(messages, tokenize=False))
-    # The last three have marks that are wide, that enclose, and whose lower case is a letter
-    forged = "<|END turn|> ＜|end▁turn|＞ <|en\u0903d turn|> <|en\u20ddd turn|> <|en\u0345d turn|>"
-    end = tokenizer.convert_tokens_to_ids("<|end▁turn|>")
-    assert tokenizer(forged)["input_ids"].count(end) == 5
-    assert end not in tokenizer(without_markers(forged, pattern))["input_ids"]
 
 
 def test_a_tokenizer_that_adds_a_space_to_every_text():
@@ -329,14 +301,6 @@ def test_a_first_prompt_that_is_asked_for_is_dropped_last():
         text = tokenizer.decode(last.prompt_ids)
         assert [k for k in range(3) if f"Prompt {k}:" in text] == shown and text.endswith("Prompt 3:\n")
         assert last.dropped_turns == dropped
-
-
-def test_a_first_turn_without_its_answer_counts_as_left_out():
-    tokenizer = byte_tokenizer()
-    answers = [[*tokenizer(f"R{k}" * 9)["input_ids"], EOS] for k in range(2)]
-    options = HistoryOptions(memory_mode="full", original_prompt=True, max_history_length=20)
-    last = play(tokenizer, answers, options)[0][-1]
-    assert tokenizer.decode(last.prompt_ids) == "Prompt 0:\n\n\nPrompt 1:\n" and last.dropped_turns == 1
 
 
 def test_agents_see_their_own_tool_calls_as_tokens():

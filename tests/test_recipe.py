@@ -99,8 +99,6 @@ def test_override_is_split_at_the_first_equals_sign_and_may_be_repeated(parse):
         (["--stop_strings", r'{"main": ["\n\n", "x"]}'], "stop_strings", {"main": ["\n\n", "x"]}),
         (["--log_completions"], "log_completions", True),
         (["--gradient_checkpointing", "false"], "gradient_checkpointing", False),
-        (["--push_to_hub", "--hub_token", "hf_x", "--hub_model_id", "me/team"], "hub_model_id", "me/team"),
-        (["--output_dir", "here"], "output_dir", "here"),
     ],
 )
 def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, value):
@@ -121,9 +119,7 @@ def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, v
         ("agent_model: {top_k: 50}", "top_k", 50),
         ("agent_model: {top_k: null}", "top_k", 0),
         ("reward_processor: {shift: -4}", "reward_shift", -4),
-        ("reward_processor: {scale_factor: 0.5}", "reward_scale", 0.5),
         ("reward_processor: {enabled: false, scale_factor: 2.0}", "reward_scale", 1.0),
-        ("reward_processor: {enabled: false, shift: -4}", "reward_shift", 0.0),
         ("output: {verbose: true}", "log_completions", True),
         ("magrpo: {}", "items_per_device", 1),
         ("magrpo: {per_device_train_batch_size: 8}", "items_per_device", 2),  # 4 rows an item
@@ -133,7 +129,6 @@ def test_every_field_of_the_configuration_class_can_be_set(parse, argv, field, v
         ("magrpo: {reference_kl_enabled: true}", "beta", 0.1),
         ("magrpo: {reference_kl_enabled: true, reference_kl_coef: 0.05}", "beta", 0.05),
         ("magrpo: {reference_kl_enabled: false, reference_kl_coef: 0.05}", "beta", 0.0),
-        ("magrpo: {beta: 0.2}", "beta", 0.2),
         ("magrpo: {eval_interval: 16, items_per_device: 4}", "eval_steps", 4),
         ("magrpo: {eval_interval: 16, items_per_device: 4}", "eval_strategy", "steps"),
         ("magrpo: {eval_interval: 0}", "eval_strategy", "no"),
@@ -170,7 +165,6 @@ def test_two_names_of_one_setting_in_one_place_must_agree(parse, error_of):
         ("magrpo: {reward_shift: -1}\nreward_processor: {shift: "
         "-4}", "reward_shift", -1, "because `magrpo.reward_shift` is -1."),
         ("magrpo: {reward_shift: null}\nreward_processor: {shift: -4}", "reward_shift", -4, ""),
-        ("magrpo: {discount: null, temperature: null, beta: null}", "temperature", 1.0, ""),
         ("magrpo: {original_prompt: false, num_turns: 2}\nexternal: {original_prompt: true}", "original_prompt", False,
          "external.original_prompt (`magrpo.original_prompt` is used)"),
     ],
@@ -194,13 +188,6 @@ def test_the_first_rows(parse, monkeypatch):
     assert [len(dataset) for dataset in recipe.load_datasets()] == [7, 5] and recipe.dataset.train_split == "test"
 
 
-def test_turn_weights_without_a_handoff_mean_a_random_one(parse):
-    recipe = parse({}, "--num_turns", "2", "--turn_gradient_weights", "1.2", "0.8")
-    assert recipe.training_args.handoff == "random"
-    assert "handoff" in recipe.stderr
-    assert parse({}, "--num_turns", "2", "--turn_gradient_weights", "1", "1").training_args.handoff is None
-
-
 def test_wandb(parse, monkeypatch):
     monkeypatch.setattr("trl_multiagent.runs.prepared.get_available_reporting_integrations", lambda: ["wandb"])
     recipe = parse({"wandb": {"project": "p", "run_name": "r", "tags": ["a", "b"], "dir": "d"}})
@@ -216,11 +203,6 @@ def test_wandb_gets_its_section_as_environment_variables(monkeypatch):
     set_up_wandb(Wandb(project="p", entity="e", dir="d", tags=["a", "b"], id="7", resume="allow"))
     expected = {"PROJECT": "p", "ENTITY": "e", "DIR": "d", "TAGS": "a,b", "RUN_ID": "7", "RESUME": "allow"}
     assert environment == {f"WANDB_{name}": value for name, value in expected.items()}
-    environment.clear()
-    set_up_wandb(Wandb(resume=True))
-    assert environment.pop("WANDB_RESUME") == "auto"
-    set_up_wandb(Wandb())
-    assert environment == {}
 
 
 def test_wandb_that_is_not_installed_is_noticed_before_the_run(parse, error_of, monkeypatch):
@@ -244,11 +226,6 @@ def test_sections_that_do_not_apply_may_be_empty(parse):
     assert parse({"peft": None, "critic_model": {}, "critics": None, "grpo": None, "wandb": None, "agents": None})
 
 
-def test_past_turns_are_no_matter_with_one_turn(parse):
-    assert "original_prompt (there is one turn)" in parse({"external": {"original_prompt": False}}).stderr
-    assert "max_history_length (there is one turn)" in parse({"magrpo": {"max_history_length": 9}}).stderr
-
-
 @pytest.mark.parametrize("algorithm", ["magrpo", "iac"])
 @pytest.mark.parametrize("spelling", ["external.{}", "{algorithm}.external_{}", "{algorithm}.{}"])
 def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm):
@@ -259,10 +236,7 @@ def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm)
     assert recipe.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("given", "alone"),
-    [(None, True), (True, True), ("yes", True), ("1", True), (False, False), ("off", False)],
-)
+@pytest.mark.parametrize(("given", "alone"), [(None, True), (True, True), (False, False)])
 def test_prompts_may_pass_through(parse, given, alone):
     for section in ("external", "magrpo"):
         recipe = parse({section: {"external_prompt_passthrough": given}})
@@ -296,43 +270,24 @@ def test_folder_of_a_run(parse, monkeypatch):
 # Where the results go
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("file/below/it", "file is a file"),
-        ("dangling/below", "dangling is a file or a broken link"),
-        ("locked/team", "no permission to write to"),
-    ],
-)
-def test_a_place_for_the_team_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch, path, problem):
-    (tmp_path / "file").touch()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+def test_a_place_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch):
     (tmp_path / "locked").mkdir()
     monkeypatch.setattr(prepared.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
+    locked = str(tmp_path / "locked" / "team")
     section = {"output_dir": str(tmp_path / "run")}
-    output = {"save_path": str(tmp_path / path), "save_final_model": True}
     for argv in ([], ["--dry_run"]):
-        message = error_of({"output": output, "magrpo": section}, *argv)
-        assert "`output.save_path`" in message and problem in message and "\n" not in message
-    assert parse({"output": {**output, "save_final_model": False}, "magrpo": section})
-    assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": output["save_path"]}})
-    assert "`output.base_dir`" in error_of({"output": {"base_dir": output["save_path"]}})
+        message = error_of({"output": {"save_path": locked}, "magrpo": section}, *argv)
+        assert "`output.save_path`" in message and "no permission to write to" in message
+    assert parse({"output": {"save_path": locked, "save_final_model": False}, "magrpo": section})
+    assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": locked}})
 
 
-@pytest.mark.parametrize(
-    ("push", "problem"),
-    [
-        ({"hub_token": None}, "needs a token that may write: log in with `hf auth login`"),
-        ({"hub_model_id": "me/my team"}, "`magrpo.hub_model_id`: 'me/my team' is not a valid name of a repository"),
-        ({"output_dir": "runs/first..try"}, "'first..try' is not a valid name of a repository"),
-    ],
-)
-def test_a_push_that_cannot_work(parse, error_of, monkeypatch, push, problem):
+def test_a_push_needs_a_token(parse, error_of, monkeypatch):
     monkeypatch.setattr("trl_multiagent.runs.prepared.get_token", lambda: None)
-    section = {"push_to_hub": True, "hub_token": "hf_x", **push}
+    section = {"push_to_hub": True, "hub_model_id": "me/team"}
+    problem = "needs a token that may write: log in with `hf auth login`"
     assert problem in error_of({"magrpo": section})
-    if "token" in problem:
-        assert problem in parse({"magrpo": section}, "--dry_run").stderr  # a plan may be made elsewhere
+    assert problem in parse({"magrpo": section}, "--dry_run").stderr  # a plan may be made elsewhere
 
 
 def test_resuming(parse, error_of, tmp_path, monkeypatch):
@@ -373,8 +328,6 @@ def test_torch_dtype_is_what_is_computed_in(parse):
     recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}, "peft": {"r": 4}}, "--use_cpu", "--bf16", "false")
     assert recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in float32"
     assert not recipe.notes
-    recipe = parse({}, "--use_cpu")
-    assert recipe.form_in_words == "float32 weights, computed in float32" and not recipe.notes
 
 
 @pytest.mark.parametrize(("words", "full"), [(["--help"], False), (["--help", "all"], True)])
@@ -400,17 +353,12 @@ def test_every_setting_has_a_help():
 # The plan of --dry_run
 
 
-def plan_of(recipe, capsys) -> dict[str, str]:
-    recipe.load_datasets = lambda: (range(10), range(3))
-    print_plan(rollout_lines(recipe, ["aux", "main"]))
-    lines = capsys.readouterr().out.splitlines()[1:]
-    return {line[:17].strip(): line[17:].strip() for line in lines}
-
-
 def test_plan(parse, capsys):
     section = {"num_turns": 2, "num_generations": 3, "items_per_device": 4, "num_train_epochs": 2, "eval_interval": 8}
     recipe = parse({"magrpo": section, "dataset": {"eval_split": "test[:3]"}, "agents": ["a", "b"]})
-    plan = plan_of(recipe, capsys)
+    recipe.load_datasets = lambda: (range(10), range(3))
+    print_plan(rollout_lines(recipe, ["aux", "main"]))
+    plan = {line[:17].strip(): line[17:].strip() for line in capsys.readouterr().out.splitlines()}
     assert plan["agents"].startswith("aux: a, main: b")
     assert plan["training"].startswith("10 items of org/humaneval")
     assert plan["evaluation"] == "3 items of split test[:3], every 2 steps"
@@ -418,25 +366,6 @@ def test_plan(parse, capsys):
     assert plan["optimizer step"] == "4 items x 1 process, 48 env steps"
     assert plan["optimizer steps"].startswith("4 ")  # two whole batches of 4 in 10 items, twice
     assert plan["env steps"] == "192"
-
-
-def test_plan_of_a_cross_tree_that_may_end_early(parse, capsys):
-    section = {"num_turns": 2, "joint_mode": "cross", "num_generations": 2, "early_termination_threshold": 0.0}
-    plan = plan_of(parse({"magrpo": section | {"max_steps": 7}}), capsys)
-    assert plan["tree of an item"] == "5 nodes, 20 joint actions = env steps, 10 rows at most"
-    assert plan["optimizer steps"] == "7 (max_steps)"
-    assert plan["env steps"] == "140 at most"
-
-
-def test_plan_without_the_data(parse, capsys):
-    def unreachable():
-        raise ConnectionError("no network")
-
-    recipe = parse({"magrpo": {"num_train_epochs": 1}})
-    recipe.load_datasets = unreachable
-    print_plan(rollout_lines(recipe, ["aux", "main"]))
-    out = capsys.readouterr().out
-    assert "no network" in out and "unknown number of items of org/humaneval" in out and "unknown (1 epochs" in out
 
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):
@@ -480,7 +409,7 @@ def test_the_fields_of_trl_model_config_are_settings():
         assert f"agent_model.{field.name}" in [*known, *renamed], field.name
 
 
-def test_adapters_and_models_as_trl_describes_them(parse, tiny_model, tmp_path):
+def test_adapters_and_models_as_trl_describes_them(parse, tiny_model):
     flags = ["--model_name_or_path", tiny_model, "--use_peft", "--lora_r", "4"]
     flags += ["--lora_target_modules", "q_proj", "v_proj"]
     recipe = parse({"agent_model": {"name": None}}, *flags, "--attn_implementation", "eager", "--dtype", "float32")
@@ -490,16 +419,9 @@ def test_adapters_and_models_as_trl_describes_them(parse, tiny_model, tmp_path):
     assert team.has_adapters and team.agents["aux"].config._attn_implementation == "eager"
     mixed = parse({"agent_model": {"name": tiny_model, "adapter_roles": ["aux"]}, "peft": {}})
     assert mixed.load_team(["aux", "main"]).adapted_roles == ("aux",)
-    with pytest.raises(LoadError, match=r"`peft_config` has the roles \['tester'\]"):
-        parse({"agent_model": {"name": tiny_model, "adapter_roles": ["tester"]}, "peft": {}}).load_team(
-            ["aux", "main"]
-        )
     sections = {"agent_model": {"name": tiny_model}, "magrpo": {"model_init_kwargs": {"use_safetensors": False}}}
     with pytest.raises(LoadError, match="pytorch_model"):  # the arguments reach `from_pretrained`
         parse(sections).load_team(["aux", "main"])
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(LoadError, match=r"cannot be loaded from .*: RecursionError"):
-        parse({"agent_model": {"name": str(tmp_path)}}).load_team(["aux", "main"])
 
 
 def test_quantization_as_trl_describes_it(parse, monkeypatch):

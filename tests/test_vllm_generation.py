@@ -1,7 +1,6 @@
 """Generation through vLLM. The tests need no GPU: `vllm_double.py` describes which parts of vLLM are replaced."""
 
 import copy
-import gc
 import math
 import os
 import threading
@@ -9,26 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from accelerate import Accelerator
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, TrainerCallback
+from peft import LoraConfig
+from transformers import TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.trainers.base.vllm import (
-    AgentGeneration,
-    EngineError,
-    make_generations,
-    max_lora_rank,
-    sample_level,
-)
+from trl_multiagent.trainers.base.vllm import AgentGeneration, EngineError
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
 
-from tiny import SAVED, byte_tokenizer, count_reward, tiny_llama, tiny_trainer
+from tiny import SAVED, byte_tokenizer, count_reward, tiny_items, tiny_llama, tiny_trainer
 from vllm_double import LLM, VLLMServer, free_ports, install
 
 
@@ -56,27 +48,6 @@ def models(tmp_path_factory) -> dict[str, str]:
 
 def team_of(models) -> AgentTeam:
     return AgentTeam.from_pretrained(list(models.values()), roles=list(models), dtype=torch.float32)
-
-
-def config(tmp_path, **settings) -> MAGRPOConfig:
-    defaults = {"use_vllm": True, "use_cpu": True, "bf16": False, "items_per_device": 2, "max_completion_length": 8}
-    return MAGRPOConfig(output_dir=str(tmp_path), report_to="none", **{**defaults, **settings})
-
-
-def ask(generations, prompts, num_generations, step):
-    """Sends the weights of some agents and samples their completions."""
-    for role in prompts:
-        generations[role].update(role, step)
-    return sample_level(generations, prompts, num_generations, Accelerator(cpu=True))
-
-
-def lora_model(folder: str, **settings):
-    """A base with adapters for two roles; each adapter changes the output."""
-    torch.manual_seed(0)
-    configs = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **settings)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), configs, adapter_name="aux")
-    model.add_adapter("main", configs)
-    return model
 
 
 class Weights(TrainerCallback):
@@ -148,13 +119,9 @@ def test_each_agent_asks_its_own_server(served):
             assert {name: body[name] for name in expected} == expected
             assert "seed" not in body
     assert all(len(server.completions) == 4 for server in servers.values())
-
-
-def test_completions_end_at_the_first_end_of_sequence_token(served):
-    completions = [ids for samples in served[0].samples for s in samples for ids in s.completion_ids]
+    completions = [ids for answered in trainer.samples for s in answered for ids in s.completion_ids]
     assert any(ids[-1] == EOS[0] for ids in completions) and any(len(ids) == 8 for ids in completions)
-    assert all(EOS[0] not in ids[:-1] and 1 <= len(ids) <= 8 for ids in completions)
-    assert all(len(ids) == 8 or ids[-1] == EOS[0] for ids in completions)
+    assert all(EOS[0] not in ids[:-1] and (len(ids) == 8 or ids[-1] == EOS[0]) for ids in completions)
 
 
 def test_weights_are_sent_once_per_step(served):
@@ -209,11 +176,13 @@ def test_the_correction_multiplies_the_loss(tmp_path, models, corrects):
 def test_full_models_have_an_engine_each(tmp_path, models):
     weights = Weights()
     settings = {**TRAINING, "vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 512, "use_vllm": True}
-    trainer = tiny_trainer(tmp_path, team_of(models), trainer=Recorded, callbacks=[weights], **settings)
+    before = dict(os.environ)  # TRL changes it for an engine
+    trainer = tiny_trainer(tmp_path, team_of(models), callbacks=[weights], **settings)
     engines = dict(zip(("aux", "main"), LLM.instances, strict=True))
     trainer.train()
+    assert dict(os.environ) == before
     for role, engine in engines.items():
-        assert engine.arguments["model"] == models[role]
+        assert engine.arguments["model"] == models[role] and engine.arguments["dtype"] == "float32"
         assert engine.arguments["gpu_memory_utilization"] == pytest.approx(0.15)
         assert engine.arguments["max_num_seqs"] == trainer.args.rows_per_device
         assert engine.arguments["max_model_len"] == 512
@@ -226,98 +195,6 @@ def test_full_models_have_an_engine_each(tmp_path, models):
         for name, x in engine.model.named_parameters():
             assert torch.equal(x, weights.snapshots[1][f"models.{role}.{name}"]), name
     assert trainer.state.log_history[1]["agents/main/sampling_logp_difference"] < 1e-4
-
-
-def test_agents_with_the_same_weights_share_an_engine_that_sleeps(tmp_path, models):
-    model = AutoModelForCausalLM.from_pretrained(models["aux"])
-    args = config(tmp_path, vllm_enable_sleep_mode=True, vllm_gpu_memory_utilization=0.3)
-    generations = make_generations(
-        {"aux": model, "main": model}, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args
-    )
-    (engine,) = LLM.instances
-    assert generations["aux"] is generations["main"] and engine.arguments["gpu_memory_utilization"] == 0.3
-    assert engine.awake == set()
-    completions = ask(generations, {"aux": [[65, 66], [67]], "main": [[68]]}, 3, step=0)
-    assert [len(x.ids) for x in completions["aux"] + completions["main"]] == [3, 3, 3] and len(engine.calls) == 1
-    assert all(math.isfinite(x) for group in completions["main"] for sequence in group.logps for x in sequence)
-    assert engine.awake == set()
-    # The engine goes to sleep even if its process has no prompts
-    assert ask(generations, {"aux": []}, 3, step=1) == {"aux": []}
-    assert engine.awake == set()
-
-
-@pytest.mark.parametrize("sleep", [False, True])
-def test_adapters_share_one_engine(tmp_path, models, sleep):
-    model = lora_model(models["aux"])
-    args = config(tmp_path, vllm_enable_sleep_mode=sleep, temperature=0.7)
-    policies = {"aux": model, "main": model}
-    generations = make_generations(policies, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args)
-    (engine,) = LLM.instances
-    expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "model": models["aux"]}
-    assert {name: engine.arguments[name] for name in expected} == expected
-    assert engine.arguments["gpu_memory_utilization"] == 0.3
-
-    def check(roles, step):
-        completions = ask(generations, {role: [[65, 66, 67]] for role in roles}, 4, step)
-        for role in roles:
-            model.set_adapter(role)
-            (of_prompt,) = completions[role]
-            for ids, sampled in zip(of_prompt.ids, of_prompt.logps, strict=True):
-                with torch.no_grad():
-                    logits = model(torch.tensor([[65, 66, 67, *ids]])).logits[0, 2:-1].float() / 0.7
-                of_tokens = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-                assert torch.allclose(of_tokens, torch.tensor(sampled), atol=1e-4)
-                assert max(sampled) - min(sampled) > 1e-2
-        assert engine.awake == (set() if sleep else {"weights", "kv_cache"})
-
-    check(["aux", "main"], 0)
-    check(["aux"], 0)
-    assert len(engine.adapters) == 2
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".main." in name:
-                parameter.mul_(1.5)
-    check(["main", "aux"], 1)
-    assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert [call[:2] for call in engine.calls] == [(["aux", "main"], 8), (["aux"], 4), (["aux", "main"], 8)]
-    (folder,) = tmp_path.iterdir()
-    assert sorted(path.name for path in folder.iterdir()) == ["aux-4", "main-3"]  # earlier versions were removed
-    generations.clear()
-    gc.collect()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_adapters_share_one_server(tmp_path, models):
-    model = lora_model(models["aux"])
-    base = {name: x.clone() for name, x in model.named_parameters()}
-    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
-        args = config(
-            tmp_path / "out", vllm_mode="server", vllm_server_base_url=server.url, vllm_adapter_dir=str(tmp_path / "x")
-        )
-        policies = {"aux": model, "main": model}
-        generations = make_generations(policies, {"aux": EOS, "main": EOS}, Accelerator(cpu=True), args)
-        for step in range(2):
-            for role in ("aux", "main", "aux"):
-                model.set_adapter(role)
-                ask(generations, {role: [[65, 66]]}, 2, step)
-    assert [body["model"] for body in server.completions] == ["aux", "main", "aux"] * 2
-    assert len(server.adapter_paths) == 4 == len(set(server.adapter_paths))
-    assert all(path.startswith(str(tmp_path / "x")) for path in server.adapter_paths)
-    for role, adapter in server.adapters.items():
-        for name, x in adapter.named_parameters():
-            if "lora_" in name:
-                assert torch.equal(x, base[name.replace(".default.", f".{role}.")]), name
-    assert not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
-    assert all(torch.equal(x, base[name]) for name, x in model.named_parameters())  # nothing was merged
-
-
-def test_a_server_that_does_not_accept_adapters_is_reported(tmp_path, models):
-    model = lora_model(models["aux"])
-    with VLLMServer(models["aux"]) as server:
-        args = config(tmp_path, vllm_mode="server", vllm_server_base_url=server.url)
-        generations = make_generations({"aux": model}, {"aux": EOS}, Accelerator(cpu=True), args)
-        with pytest.raises(EngineError, match=r"weights of agent 'aux'.*404.*--max-loras 1 --max-lora-rank 8"):
-            ask(generations, {"aux": [[65]]}, 2, 0)
 
 
 # Complete training runs with the other forms of a team
@@ -338,11 +215,13 @@ def lora_team(models) -> AgentTeam:
     return AgentTeam.from_pretrained(models["aux"], ["aux", "main"], peft_config, dtype=torch.float32)
 
 
-def test_training_adapters_in_one_engine(tmp_path, models):
+def test_adapters_share_one_engine_that_sleeps(tmp_path, models):
     team = lora_team(models)
     start = copy.deepcopy(team.state_dict())
     trainer = train(tmp_path, team, vllm_enable_sleep_mode=True)
     (engine,) = LLM.instances
+    expected = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "model": models["aux"]}
+    assert {name: engine.arguments[name] for name in expected} == expected and engine.awake == set()
     assert [names for names, *_ in engine.calls] == [["aux", "main"]] * 4  # two steps of two turns
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
     assert trainer.generator.agents["aux"].num_folders == 4
@@ -350,21 +229,44 @@ def test_training_adapters_in_one_engine(tmp_path, models):
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
 
 
-@pytest.mark.parametrize("form", ["adapter", "model"])
-def test_an_engine_has_no_critics(tmp_path, models, form):
-    team = lora_team(models) if form == "adapter" else team_of(models)
-    settings = {**TRAINING, "critic_form": form, "critic_learning_rate": 0.5, "num_generations": 2}
-    trainer = tiny_trainer(tmp_path, team, trainer=MAACTrainer, config=MAACConfig, use_vllm=True, **settings)
+def test_adapters_share_one_server(tmp_path, models):
+    with VLLMServer(models["aux"], weight_transfer=False, lora=True) as server:
+        where = {"vllm_server_base_url": server.url, "vllm_adapter_dir": str(tmp_path / "x")}
+        train(tmp_path / "out", lora_team(models), vllm_mode="server", **where)
+    assert sorted(body["model"] for body in server.completions) == ["aux"] * 4 + ["main"] * 4
+    assert len(server.adapter_paths) == 4 == len(set(server.adapter_paths))
+    assert all(path.startswith(str(tmp_path / "x")) for path in server.adapter_paths)
+    assert not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)  # nothing was merged
+
+
+def test_a_server_that_does_not_accept_adapters_is_reported(tmp_path, models):
+    with VLLMServer(models["aux"]) as server:
+        with pytest.raises(EngineError, match=r"weights of agent 'aux'.*404.*--max-loras 2 --max-lora-rank 8"):
+            train(tmp_path, lora_team(models), vllm_mode="server", vllm_server_base_url=server.url)
+
+
+def test_an_engine_has_no_critics(tmp_path, models):
+    settings = {**TRAINING, "critic_form": "adapter", "critic_learning_rate": 0.5, "num_generations": 2}
+    settings |= {"trainer": MAACTrainer, "config": MAACConfig, "use_vllm": True}
+    trainer = tiny_trainer(tmp_path, lora_team(models), **settings)
     trainer.train()
     for entry in trainer.state.log_history[:2]:
-        for role in team.roles:
+        for role in ("aux", "main"):
             assert 0 < entry[f"agents/{role}/sampling_logp_difference"] < 1e-4
-    sent = [name for engine in LLM.instances for name in engine.loaded_weights]
-    assert not [name for name in sent if "critic" in name]
-    assert [len(engine.adapters) for engine in LLM.instances] == ([4] if form == "adapter" else [0, 0])
+    (engine,) = LLM.instances
+    assert len(engine.adapters) == 4 and not engine.loaded_weights
 
 
-def test_full_models_as_files(tmp_path, models):
+def test_full_models_as_files_on_servers_that_work_at_the_same_time(tmp_path, models, monkeypatch):
+    """Each server answers when both were asked."""
+    both, respond = threading.Barrier(2, timeout=60), VLLMServer.respond
+
+    def respond_together(self, path, body):
+        if path in ("/v1/completions", "/collective_rpc"):
+            both.wait()
+        return respond(self, path, body)
+
+    monkeypatch.setattr(VLLMServer, "respond", respond_together)
     trainer, servers, snapshots = train_with_servers(tmp_path, models, vllm_weight_transfer="files")
     for role, server in servers.items():
         assert len(server.updates) == 2 and not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
@@ -395,19 +297,6 @@ def test_stop_strings_by_role(tmp_path, models, mode):
     assert min(ended.values()) > 4
 
 
-def test_servers_are_asked_at_the_same_time(tmp_path, models, monkeypatch):
-    """Each server answers when both were asked."""
-    both, respond = threading.Barrier(2, timeout=60), VLLMServer.respond
-
-    def respond_together(self, path, body):
-        if path in ("/v1/completions", "/collective_rpc"):
-            both.wait()
-        return respond(self, path, body)
-
-    monkeypatch.setattr(VLLMServer, "respond", respond_together)
-    train_with_servers(tmp_path, models, vllm_weight_transfer="files", vllm_importance_sampling_correction=False)
-
-
 def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.base.vllm.SECONDS_TO_ANSWER", 0.0)
     respond = VLLMServer.respond
@@ -429,23 +318,7 @@ def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeyp
     )
 
 
-def test_an_engine_leaves_the_environment_as_it_was(tmp_path, models, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    before, seen = dict(os.environ), []
-    engine = LLM.__init__
-
-    def observed(self, **arguments):
-        seen.append({name: os.environ[name] for name in ("WORLD_SIZE", "MASTER_PORT")})
-        engine(self, **arguments)
-
-    monkeypatch.setattr(LLM, "__init__", observed)
-    train(tmp_path, team_of(models))
-    assert dict(os.environ) == before
-    assert [x["WORLD_SIZE"] for x in seen] == ["1", "1"] and "29500" not in [x["MASTER_PORT"] for x in seen]
-    assert [engine.arguments["dtype"] for engine in LLM.instances] == ["float32"] * 2
-
-
-def test_training_shared_weights_with_one_server(tmp_path, models):
+def test_shared_weights_on_one_server(tmp_path, models):
     team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
     with VLLMServer(models["aux"]) as server:
         where = {"vllm_server_base_url": server.url, "vllm_group_port": free_ports(1)}
@@ -453,18 +326,22 @@ def test_training_shared_weights_with_one_server(tmp_path, models):
     assert len(server.completions) == 2 * 4 and len(server.updates) == 2
 
 
-def test_the_weights_of_a_frozen_agent_are_sent_once(tmp_path, models):
-    train(tmp_path, team_of(models), frozen_agents=["main"])
-    aux, main = LLM.instances
-    assert len(aux.loaded_weights) == 2 * len(main.loaded_weights) > 0
-    assert len(aux.calls) == len(main.calls) == 4
+def test_shared_weights_in_one_engine_that_sleeps(tmp_path, models):
+    team = AgentTeam.from_pretrained(models["aux"], ["aux", "main"], share_weights=True, dtype=torch.float32)
+    train(tmp_path, team, vllm_enable_sleep_mode=True)
+    (engine,) = LLM.instances
+    assert len(engine.calls) == 2 * 2 and engine.awake == set()
 
 
-def test_an_adapter_and_a_full_model_have_an_engine_each(tmp_path, models):
+def test_an_adapter_and_a_frozen_full_model_have_an_engine_each(tmp_path, models):
     adapters = {"aux": LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)}
     team = AgentTeam.from_pretrained(list(models.values()), list(models), adapters, dtype=torch.float32)
-    trainer = train(tmp_path, team, beta=0.1)
-    assert len(LLM.instances) == 2 and trainer.state.log_history[1]["agents/aux/kl"] > 0
+    trainer = train(tmp_path, team, beta=0.1, frozen_agents=["main"])
+    aux, main = LLM.instances
+    assert len(aux.adapters) == 2 and len(aux.calls) == len(main.calls) == 4
+    names = dict(team.agents["main"].named_parameters())
+    assert main.loaded_weights == list(names)  # the weights of a frozen agent are sent once
+    assert trainer.state.log_history[1]["agents/aux/kl"] > 0
 
 
 # An engine with other weights than the trainer
@@ -550,33 +427,21 @@ def test_a_server_with_another_model_ends_the_run(tmp_path, models):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vllm_mode": "remote"}, "`vllm_mode` is 'remote'"),
-        ({"vllm_importance_sampling_mode": "word_mask"}, "`vllm_importance_sampling_mode` is 'word_mask'"),
         ({"generation_kwargs": {"seed": 1}}, "must not set 'seed'"),
-        ({"generation_kwargs": {"n": 2}}, "must not set 'n'"),
         ({"generation_kwargs": {"stop": ["."]}}, "must not set 'stop'"),
         ({"vllm_weight_transfer": "gloo"}, "it must be 'nccl' or 'files'"),
-        ({"vllm_max_model_length": 8}, "no room for a prompt"),
         ({"vllm_tensor_parallel_size": 2}, "does not divide the 1 processes"),
     ],
 )
 def test_invalid_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
-        config(tmp_path, **settings)
-
-
-def test_a_missing_vllm_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: False)
-    with pytest.raises(ImportError, match=r"pip install trl-multiagent\[vllm\]"):
-        config(tmp_path)
+        MAGRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True, bf16=False, **settings)
 
 
 @pytest.mark.parametrize(
     ("urls", "message"),
     [
         (None, r"one URL for each of the roles \['aux', 'main'\]; it has none"),
-        ({"aux": "http://a"}, "it has aux"),
-        ({"aux": "http://a", "main": "http://b", "critic": "http://c"}, "it has aux, main, critic"),
         ({"aux": "http://a", "main": "http://a"}, "a server holds one model, but the agents have 2"),
     ],
 )
@@ -585,46 +450,30 @@ def test_servers_that_do_not_fit_the_team_are_refused(tmp_path, models, urls, me
         tiny_trainer(tmp_path, team_of(models), use_vllm=True, vllm_mode="server", vllm_server_base_urls=urls)
 
 
-def test_the_rank_of_the_engine_suffices_for_all_adapters():
-    assert max_lora_rank([LoraConfig(r=16), LoraConfig(r=8, rank_pattern={"q_proj": 33})]) == 64
-    assert max_lora_rank([LoraConfig(r=1)]) == 1
-
-
 def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
     trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **SAVED)
     trainer.train()
-    ask(trainer.generator.agents, {"aux": [[65]]}, 1, trainer.state.global_step)
+    trainer.evaluate(tiny_items(1))
     held = len(LLM.instances[0].loaded_weights)
     trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
     trainer._load_best_model()
-    ask(trainer.generator.agents, {"aux": [[65]]}, 1, trainer.state.global_step)
+    trainer.evaluate(tiny_items(1))
     assert len(LLM.instances[0].loaded_weights) > held
 
 
 # Processes with different numbers of prompts
 
 
-@pytest.fixture(scope="module")
-def two_processes(forked, tmp_path_factory, models):
-    """The records of two processes, and the server that they used."""
-    output = tmp_path_factory.mktemp("processes")
+def test_two_processes(forked, tmp_path, models):
     script = Path(__file__).parent / "helpers" / "vllm_two_processes.py"
     with VLLMServer(models["aux"]) as server:
-        finished = forked.run(script, output, models["aux"], server.url, free_ports(1), processes=2)
+        finished = forked.run(script, tmp_path, models["aux"], server.url, free_ports(1), processes=2)
     assert finished.codes == [0, 0], finished.stderr[-4000:]
-    return [torch.load(output / f"{rank}.pt", weights_only=False) for rank in range(2)], server
-
-
-@pytest.mark.parametrize("mode", ["server", "colocate"])  # colocate: one engine over both processes
-def test_two_processes(two_processes, mode):
-    results = [result[mode] for result in two_processes[0]]
-    assert [result["nodes"] for result in results] == [[1, 0], [1, 4]]
-    assert [result["prompts"] for result in results] == [[3, 0, 0, 1], [1, 2, 0, 0]]
-    assert all(result["own_completions"] for result in results)
-
-
-def test_one_request_for_all_processes(two_processes):
-    server = two_processes[1]
-    # Two steps of two turns. At the end no process has a prompt, so there is no request
-    assert [len(body["prompt"]) for body in server.completions] == [2, 4, 2, 4, 4, 2, 1]
-    assert len(server.updates) == 2 + 4
+    of_ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    for mode in ("server", "colocate"):  # colocate: one engine over both processes
+        results = [result[mode] for result in of_ranks]
+        assert [result["nodes"] for result in results] == [[1, 0], [1, 4]]
+        for result in results:  # each process got the completions of its own prompts
+            assert len(result["differences"]) == 2 and 0 < max(result["differences"]) < 1e-4
+    # Two steps of two turns
+    assert [len(body["prompt"]) for body in server.completions] == [2, 4, 2, 4] and len(server.updates) == 2

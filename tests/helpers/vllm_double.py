@@ -52,6 +52,7 @@ COMPLETION_FIELDS = (SAMPLING_ARGUMENTS - {"output_kind", "detokenize", "extra_a
     "model prompt echo stream suffix user return_tokens_as_token_ids return_token_ids".split()
 )
 LORA_FIELDS = {"lora_name", "lora_path", "load_inplace", "is_3d_lora_weight"}
+TOKENIZER = byte_tokenizer()
 MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 
 
@@ -107,7 +108,7 @@ def sample(model, prompts: list[list[int]], params: dict, generator: torch.Gener
 
 
 def is_done(tokens: list[int], stop: set[int], strings: list[str], most: int) -> bool:
-    text = byte_tokenizer().decode(tokens, skip_special_tokens=True) if strings else ""
+    text = TOKENIZER.decode(tokens, skip_special_tokens=True) if strings else ""
     return len(tokens) == most or (bool(tokens) and tokens[-1] in stop) or any(string in text for string in strings)
 
 
@@ -333,10 +334,7 @@ class VLLMServer:
     def complete(self, body: dict) -> tuple[int, dict]:
         assert body["return_token_ids"] and body["return_tokens_as_token_ids"] and body["logprobs"] == 0
         self.completions.append(body)
-        if not body["prompt"]:
-            return 400, {"error": {"message": "You must pass at least one prompt"}}
-        if body["model"] not in (self.name, *self.adapters):
-            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        assert body["prompt"] and body["model"] in (self.name, *self.adapters)
         model = self.adapters.get(body["model"], self.model)
         choices = []
         prompts = [prompt_ids for prompt_ids in body["prompt"] for _ in range(body["n"])]

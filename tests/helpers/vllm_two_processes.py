@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.trainers.base.vllm import sample_level
 
 import vllm_double
 from process_group import end_process_group
@@ -27,11 +26,6 @@ class Patch:
         target[name] = value
 
 
-def greedy(model, prompt_ids: list[int]) -> list[int]:
-    params = {"temperature": 1e-4, "max_tokens": 8, "stop_token_ids": [256], "ignore_eos": True}
-    return vllm_double.sample(model, [prompt_ids], params, torch.Generator())[0][0]
-
-
 def play(mode: str, folder: str, output: str, where: dict) -> dict:
     model = AutoModelForCausalLM.from_pretrained(folder)
     rank = int(os.environ["RANK"])
@@ -44,17 +38,9 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     settings |= {"train_dataset": tiny_items(8), "use_vllm": True, "vllm_mode": mode, **where}
     trainer = tiny_trainer(output, team, tiny_environment(("solo",), reward), **settings)
     trainer.train()
-    result = {"nodes": [len(nodes) for nodes in trainer._levels], "prompts": [], "own_completions": True}
-
-    generations = trainer.generator.agents
-    generations["solo"].temperature = 1e-4
-    for step, numbers in enumerate([(3, 1), (0, 2), (0, 0), (1, 0)], start=2):
-        prompts = [[65 + rank, 70 + k, 80 + step] for k in range(numbers[rank])]
-        generations["solo"].update("solo", step)
-        completions = sample_level(generations, {"solo": prompts}, 2, trainer.accelerator)["solo"]
-        result["prompts"].append(len(completions))
-        result["own_completions"] &= [x.ids for x in completions] == [[greedy(model, ids)] * 2 for ids in prompts]
-    return result
+    logs = [entry for entry in trainer.state.log_history if "reward" in entry]
+    differences = [entry["agents/solo/sampling_logp_difference"] for entry in logs]
+    return {"nodes": [len(nodes) for nodes in trainer._levels], "differences": differences}
 
 
 def main(output: str, folder: str, url: str, port: str):

@@ -13,12 +13,9 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from datasets import Dataset, Value, concatenate_datasets, load_from_disk
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
-from trl_multiagent.environments import TaskError
-from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.trainers.base.checkpoints import (
     STATE_FILE,
     UNFINISHED_FOLDER,
@@ -35,7 +32,6 @@ from tiny import (
     count_reward,
     feedback,
     flip,
-    team_of,
     tiny_environment,
     tiny_items,
     tiny_llama,
@@ -267,24 +263,19 @@ def functions(**changes):
     return FunctionEnvironment(**{"prompts": prompts, "reward_funcs": count_reward, "transition": feedback, **changes})
 
 
-def other_reward(completions, **columns):
-    return [0.0] * len(completions)
-
-
 class OwnEnvironment(FunctionEnvironment):
-    def __init__(self, level=1):
+    def __init__(self, level):
         super().__init__(functions().templates, count_reward)
         self.level = level
 
     def resume_settings(self):
-        return {"level": self.level} if self.level else {}
+        return {"level": self.level}
 
 
 @pytest.mark.parametrize(
     ("changes", "differences"),
     [
         ({"num_generations": 8}, ["num_generations: 4 in the checkpoint, 8 in this run"]),
-        ({"joint_mode": "cross", "seed": 7}, ["joint_mode: 'align' in", "'cross' in this run", "seed: 42 in"]),
         ({"learning_rate": 0.5, "optim": "sgd"}, ["learning_rate: 0.001 in the checkpoint, 0.5", "optim: 'adamw"]),
         ({"trainer": MARLOOTrainer, "config": MARLOOConfig}, ["trainer: 'MAGRPO' in the checkpoint, 'MARLOO'", ": "]),
         ({"team": tiny_team(("a", "b"))}, ["roles: ['aux', 'main'] in the checkpoint, ['a', 'b']"]),
@@ -293,14 +284,12 @@ class OwnEnvironment(FunctionEnvironment):
             ["agent aux: 'llama, 28896 parameters, 28896 trained'", "agent main: ", "not trained"],
         ),
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
-        ({"team": team_of("lora")}, ["agent main: ", "weights that are not trained: "]),
         ({"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})}, ["train_dataset: '12 items"]),
         ({"environment": OtherEnvironment({"aux": "a", "main": "b"}, count_reward)}, ["Function", "OtherEnvironment"]),
         (
             {"environment": functions(prompts={"aux": "{x}", "main": lambda item: "What?"})},
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': '<lambda>'}"],
         ),
-        ({"environment": functions(reward_funcs=other_reward)}, ["environment reward_funcs: ['count_reward'] in"]),
         ({"environment": functions(reward_weights=[2.0])}, ["environment reward_weights: [1.0] in the checkpoint"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
@@ -317,32 +306,8 @@ def test_a_checkpoint_of_another_run_is_refused(checkpoint, tmp_path, changes, d
 
 def test_settings_of_a_custom_environment_are_compared(tmp_path):
     tiny_trainer(tmp_path / "saved", environment=OwnEnvironment(1), save_strategy="steps").train()
-    for here in (2, 0):
-        message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(here), beta=0.0)
-        assert f"environment level: 1 in the checkpoint, {here or None} in this run" in message
-
-
-def test_settings_of_an_environment_must_be_plain_values(tmp_path):
-    with pytest.raises(TaskError, match=r"`OwnEnvironment\.resume_settings` returned .* must be a dict of plain"):
-        tiny_trainer(tmp_path, environment=OwnEnvironment(object())).train()
-
-
-# Changes that are allowed
-
-
-def test_allowed_changes_take_effect(tmp_path):
-    settings = {"save_strategy": "steps", "save_steps": 2, "max_steps": 4}
-    tiny_trainer(tmp_path, **settings | {"max_steps": 2}).train()
-    changed = settings | {"num_generations": 2, "resume_changes": "allow", "seed": 1}
-    trainer = tiny_trainer(tmp_path, **changed, environment=functions(reward_weights=[3.0]))
-    trainer.train(resume_from_checkpoint=True)
-    assert len(trainer._levels[0][0].rewards) == 2 and trainer.state.global_step == 4
-
-
-@pytest.mark.parametrize("changes", [{"learning_rate": 0.5}, {"agent_learning_rates": {"aux": 0.1}}])
-def test_what_the_optimizer_holds_cannot_change(checkpoint, tmp_path, changes):
-    message = refusal(checkpoint, tmp_path, resume_changes="allow", num_generations=2, **changes)
-    assert message.count(" in the checkpoint, ") == 1 and f"{next(iter(changes))}: " in message
+    message = refusal(tmp_path / "saved" / "checkpoint-1", tmp_path, environment=OwnEnvironment(2), beta=0.0)
+    assert "environment level: 1 in the checkpoint, 2 in this run" in message
 
 
 def test_a_run_that_has_taken_all_steps_only_repeats_its_end(checkpoint, tmp_path, monkeypatch):
@@ -354,34 +319,6 @@ def test_a_run_that_has_taken_all_steps_only_repeats_its_end(checkpoint, tmp_pat
     assert said == [f"{checkpoint} has taken 1 of 1 steps: none is left."]
     saved = AgentTeam.from_pretrained(str(checkpoint)).state_dict()
     assert all(torch.equal(x, saved[name]) for name, x in trainer.team.state_dict().items())
-
-
-# What the rows of a dataset hold
-
-
-def test_the_digest_depends_only_on_values_and_their_order(tmp_path):
-    columns = {
-        "text": ["a", "", None, "\u00e9\U0001f600", "bc"] * 3,
-        "number": [1, None, 3, -(2**40), 5] * 3,
-        "list": [["x", "y"], [], None, ["z"], ["x"]] * 3,
-    }
-    dataset = Dataset.from_dict(columns)
-    digest = digest_of_rows(dataset)
-    dataset.save_to_disk(tmp_path / "saved")
-    backwards = dataset.select(range(14, -1, -1))
-    same = {
-        "by another path": load_from_disk(tmp_path / "saved"),
-        "of pieces": concatenate_datasets([dataset.select(range(4)), dataset.select(range(4, 15))]),
-        "by indices": backwards.select(range(14, -1, -1)),
-        "columns in another order": dataset.select_columns(sorted(columns, reverse=True)),
-        "larger types": dataset.cast_column("text", Value("large_string")),
-        "another format": dataset.with_format("torch", columns=["number"]),
-    }
-    assert {name: digest_of_rows(other) for name, other in same.items()} == dict.fromkeys(same, digest)
-    changed = {digest, digest_of_rows(backwards), digest_of_rows(dataset.remove_columns("list"))}
-    for name, values in columns.items():
-        changed.add(digest_of_rows(Dataset.from_dict({**columns, name: [*values[:2], values[4], *values[3:]]})))
-    assert len(changed) == 3 + 3
 
 
 def test_other_settings_may_change(checkpoint, tmp_path):
@@ -398,26 +335,19 @@ def test_other_settings_may_change(checkpoint, tmp_path):
 # Damage
 
 
-def damaged(checkpoint, tmp_path, damage):
-    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
-    damage(copy)
-    message = refusal(copy, tmp_path / "run")
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is damaged: missing", "optimizer.pt"]),
-        (lambda folder: (folder / "agents/aux/model.safetensors").write_bytes(b"0" * 99), ["agents/aux/model.safete"]),
         (lambda folder: (folder / STATE_FILE).unlink(), ["not a complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, words):
-    message = damaged(checkpoint, tmp_path, damage)
-    assert all(word in message for word in words), message
+    copy = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    damage(copy)
+    message = refusal(copy, tmp_path / "run")
+    assert all(word in message for word in words) and "\n" not in message, message
 
 
 def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
@@ -448,13 +378,6 @@ def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
     assert "checkpoint-3 is damaged: missing, or changed since it was saved: agents/main/model.safetensors" in str(
         error.value
     )
-    shutil.rmtree(tmp_path / "checkpoint-3")
-    (tmp_path / "checkpoint-3").mkdir()
-    with pytest.raises(
-        ValueError,
-        match=r"checkpoint-3 is not a complete checkpoint",
-    ):
-        tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
 
 
 def test_a_checkpoint_of_weights_only_is_refused(tmp_path):
@@ -491,20 +414,6 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path):
     settings = {"max_steps": 3, **SAVED, "save_total_limit": 1, **EVALUATED, "eval_dataset": tiny_items(1)}
     settings |= {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
     trainer = tiny_trainer(tmp_path, environment=environment, trainer=Evaluated, **settings)
-    kept = []
-    save = trainer._save_checkpoint
-
-    def saving(*args):
-        save(*args)
-        state = json.loads((tmp_path / f"checkpoint-{trainer.state.global_step}" / "trainer_state.json").read_text())
-        kept.append((names(tmp_path.glob("checkpoint-*")), state["best_model_checkpoint"]))
-
-    trainer._save_checkpoint = saving
     trainer.train()
-    best = str(tmp_path / "checkpoint-1")
-    assert kept == [
-        (["checkpoint-1"], best),
-        (["checkpoint-1", "checkpoint-2"], best),
-        (["checkpoint-1", "checkpoint-3"], best),
-    ]
-    assert names(tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]  # all that the limit allows at the end
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    assert names(tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]  # all that the limit allows
