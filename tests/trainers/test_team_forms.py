@@ -47,7 +47,7 @@ def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     assert "agents/main/loss" in log and "agents/aux/loss" not in log and "agents/aux/completions/mean_length" in log
 
 
-@pytest.mark.parametrize("form", ["shared", "lora", "lora on two bases", "dora", "mixed"])
+@pytest.mark.parametrize("form", ["shared", "lora on two bases", "lora and whole modules", "dora", "mixed"])
 def test_reference_penalty(tmp_path, form):
     """The reference policy is each agent's initial policy, here with adapters that change the output."""
     team = team_of(form, num_hidden_layers=1)
