@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import trl
 from transformers import AddedToken
+from trl.chat_template_utils import add_response_schema
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
@@ -23,6 +24,7 @@ SPECIAL = {
     "deepseek_r1_distill": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
     "gptoss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"],
     "gemma": ["<bos>", "<start_of_turn>", "<end_of_turn>"],
+    "gemma4": ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"],
 }
 REASONED = {
     "qwen3": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
@@ -36,7 +38,7 @@ def tokenizer_of(family):
     """A byte tokenizer with the chat template of a family, from TRL, and the family's special tokens."""
     tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text())
     tokenizer.add_special_tokens({"extra_special_tokens": SPECIAL[family]})
-    tokenizer.add_tokens({"gemma": [AddedToken("<b>", special=False)], "gptoss": []}.get(family, TAGS))
+    tokenizer.add_tokens({"gemma": [AddedToken("<b>", special=False)], "gemma4": [], "gptoss": []}.get(family, TAGS))
     if family == "deepseek_r1_distill":
         tokenizer.bos_token, _ = SPECIAL[family]
         tokenizer.add_tokens([AddedToken(f"<｜{role}｜>", special=False) for role in ("User", "Assistant")])
@@ -61,9 +63,23 @@ def test_an_answer_follows_the_reasoning(family):
         plain = "Write `</b>`, not <think> alone."
         again = f"{REASONED[family]}</think>Two"
         assert split(tokenizer, plain, again, f"{again}<think>x") == [plain, "Two", "Two<think>x"]
-        assert split(tokenizer, f"{again}</think>\n<think>x") == [""]
+        assert split(tokenizer, f"{again}</think>\n<think>x", "Well.\n<think>\nx") == ["", ""]
+        code = "x = text.split('</think>')[-1]"
+        assert split(tokenizer, code, REASONED[family] + code) == [code, ANSWER + code]
+    elif family == "gptoss":
+        twice = (
+            REASONED[family].replace(ANSWER, "Draft") + "<|end|><|start|>assistant" + REASONED[family] + "<|return|>"
+        )
+        edited = tokenizer_of(family)
+        edited.chat_template += "{# edited #}"
+        assert split(tokenizer, twice, "no channel") == [ANSWER, ""] and split(edited, twice) == [ANSWER]
     else:
         assert split(tokenizer_of("gemma"), "<think>x</think>y") == ["<think>x</think>y"]  # is no reasoning model
+
+
+def test_a_malformed_response_has_no_answer():
+    tokenizer = add_response_schema(tokenizer_of("gemma4"))
+    assert split(tokenizer, "<|tool_call>call:guess{number:<tool_call|>", "Hi <b>") == ["", "Hi <b>"]
 
 
 def test_tags_that_are_special_tokens():
@@ -147,7 +163,7 @@ def test_the_setting_keeps_or_asks_for_no_reasoning():
 ORDINARY = "<b>x</b> <table> <think>y</think>\n# Instructions\n<tool_call>{}</tool_call> user: [0] assistant\n- a"
 
 
-@pytest.mark.parametrize("family", SPECIAL)
+@pytest.mark.parametrize("family", [*REASONED, "gemma"])
 def test_only_special_tokens_and_role_lines_are_altered(family):
     tokenizer = tokenizer_of(family)
     pattern = marker_pattern(tokenizer, lambda messages: prompt_of(tokenizer, messages))

@@ -3,15 +3,18 @@ Splits completions of reasoning models. Other agents, rewards, graders, seats an
 trace and the agent's own chat template get the whole completion.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import gptoss_chat_template, gptoss_template
 
 
 Reasoning = Literal["auto", "keep", "none"]
 BEGIN, END = "<think>", "</think>"
+CLOSE, UNCLOSED = re.compile(rf"(?<!['\"`]){END}"), re.compile(rf"^\s*{BEGIN}", re.MULTILINE)
+CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
+CHANNEL_END = re.compile(r"<\|(?:end|return|start|call)\|>")
 
 
 def whole_texts(tokenizer: PreTrainedTokenizerBase, completion_ids: Sequence[Sequence[int]]) -> list[str]:
@@ -31,27 +34,39 @@ def answers_of(
     """
     Returns the answers in completions of one prompt. `texts`: the result of [`whole_texts`].
 
-    If the tokenizer or its chat template has the tags `<think>` and `</think>`, the answer follows the last
-    `</think>`, and a reasoning that does not end has none. Otherwise it is what the tokenizer's `parse_response` calls
-    content, if the tokenizer has a `response_template` or its chat template is that of gpt-oss. Else it is the whole
-    text.
+    - Tags: if the tokenizer or its chat template has `</think>`, see [`after_reasoning`].
+    - Channels: if the chat template has those of gpt-oss, the answer is the last message in the channel `final`.
+    - Else, if the tokenizer has a `response_template`, the answer is what its `parse_response` calls content. A
+      completion that it cannot parse has no answer.
+    - Else it is the whole text.
     """
-    if END in str(tokenizer.chat_template) or END in tokenizer.get_added_vocab():
+    template = str(tokenizer.chat_template)
+    if END in template or END in tokenizer.get_added_vocab():
         opened = tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(BEGIN)  # as DeepSeek's template does
         return [after_reasoning(text, opened) for text in texts]
-    schema = getattr(tokenizer, "response_template", None)
-    if schema is None and tokenizer.chat_template == gptoss_chat_template:
-        schema = gptoss_template
-    if schema is None:
+    if CHANNEL in template:
+        found = [tokenizer.decode(ids).rpartition(FINAL) for ids in completion_ids]
+        return [CHANNEL_END.split(rest)[0] if final else "" for _, final, rest in found]
+    if getattr(tokenizer, "response_template", None) is None:
         return list(texts)
     prefix = tokenizer.decode(prompt_ids)
-    parsed = tokenizer.parse_response([tokenizer.decode(ids) for ids in completion_ids], schema, prefix=prefix)
-    return [message.get("content") or "" for message in parsed]
+    return [parsed_content(tokenizer, tokenizer.decode(ids), prefix) for ids in completion_ids]
+
+
+def parsed_content(tokenizer: PreTrainedTokenizerBase, text: str, prefix: str) -> str:
+    try:
+        return tokenizer.parse_response(text, prefix=prefix).get("content") or ""
+    except ValueError:  # what a model writes need not be well formed, such as a call of a tool
+        return ""
 
 
 def after_reasoning(text: str, opened: bool = False) -> str:
-    """Returns the text after the last `</think>`. `opened`: whether the prompt ends with `<think>`."""
-    _, end, rest = text.rpartition(END)
-    if (opened and not end) or rest.lstrip().startswith(BEGIN):
+    """
+    Returns the text after the last `</think>` that does not stand in quotation marks. `opened`: whether the prompt
+    ends with `<think>`. A reasoning that begins a line and does not end has no answer.
+    """
+    ends = [match.end() for match in CLOSE.finditer(text)]
+    rest = text[ends[-1] :] if ends else text
+    if (opened and not ends) or UNCLOSED.search(rest):
         return ""
-    return rest.lstrip("\n") if end else rest
+    return rest.lstrip("\n") if ends else rest

@@ -83,7 +83,9 @@ def whole_prompt(
     """
     own, parts = own_turns(role, history), []
     for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
-        past, response = turn.prompts[role], own_text(turn.joint_action[role])
+        past, response = turn.prompts[role], turn.joint_action[role]
+        if as_chat and shows_prompt:  # a message of the assistant
+            response = own_text(response)
         if markers is not None:
             # The prompts of the first turn are the task's own. Later prompts may quote texts of models
             past = past if turn is history[0] else without_markers(past, markers)
