@@ -1,6 +1,7 @@
 """Tasks that are coroutines, in trees and in episodes that live, against computations in plain PyTorch."""
 
 import asyncio
+import math
 import os
 import sqlite3
 import sys
@@ -238,7 +239,8 @@ def test_a_tree_refuses_a_workflow_that_lives_or_has_no_number_of_turns(tmp_path
         play(holding(), [{"x": 0}], scripted(ANSWERS), num_generations=2)
 
 
-def test_a_replay_that_asks_something_else_names_the_line():
+@pytest.mark.parametrize("num_turns", [1, 2])
+def test_a_replay_that_asks_something_else_names_the_line(num_turns):
     calls = []
 
     @workflow(roles=("aux",))
@@ -250,7 +252,7 @@ def test_a_replay_that_asks_something_else_names_the_line():
     with pytest.raises(
         TaskError, match=r"asked something else when it was replayed \(line \d+ of test_workflow_functions"
     ):
-        play(run, [{}], scripted(ANSWERS), num_turns=2, num_generations=2)
+        play(run, [{}], scripted(ANSWERS), num_turns=num_turns, num_generations=2)
 
 
 def test_mistakes_get_a_sentence():
@@ -310,6 +312,7 @@ def test_mistakes_get_a_sentence():
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
         (logs, "'reward_mean', which is logged anyway"),
+        (lambda agents: agents.aux(3), r"3 \(int\).*line \d+ of test_workflow_functions"),
         (asks(stop=[""]), "`stop` is"),
         (asks(max_tokens=0), "`max_tokens` is 0"),
     ):
@@ -334,6 +337,21 @@ def test_mistakes_get_a_sentence():
 
     with pytest.raises(TaskError, match=r"waited for more than 0.05 s \(line \d+ of"):
         play(slow, [{}], scripted(ANSWERS))
+    for wrong, message in (
+        ({"max_turns": 0}, "at least 1"),
+        ({"timeout": -1}, "above 0"),
+        ({"roles": ["log"]}, "log"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            workflow(**{"roles": ROLES, **wrong})(slow.run)
+
+    @workflow(roles=ROLES)
+    async def broken(item, agents):
+        await agents.aux("a")
+        return math.nan
+
+    with pytest.raises(TaskError, match="`broken` returned nan"):
+        play(broken, [{}], scripted(ANSWERS))
     with pytest.raises(TypeError, match="`async def`"):
         workflow(roles=ROLES)(lambda item, agents: 1.0)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):

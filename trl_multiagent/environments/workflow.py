@@ -205,6 +205,11 @@ class WorkflowEnvironment(Environment):
     ):
         if not asyncio.iscoroutinefunction(run):
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
+        if max_turns < 1 or (timeout is not None and timeout <= 0):
+            raise ValueError("`max_turns` must be at least 1, and `timeout` above 0.")
+        taken = [role for role in roles if hasattr(Agents, role)]
+        if taken:
+            raise ValueError(f"`agents.{taken[0]}` is a method: choose another name for the role.")
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
         self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
@@ -212,6 +217,7 @@ class WorkflowEnvironment(Environment):
         self._num_turns: int | None = None
         self._seats: frozenset[str] = frozenset()
         self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
+        self._asked: dict[tuple, dict[str, Prompt]] = {}  # what replayed branches were asked in this batch
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -238,7 +244,7 @@ class WorkflowEnvironment(Environment):
             yield
         finally:
             episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
-            self._seats = frozenset()
+            self._seats, self._asked = frozenset(), {}
             if episodes:
                 self._wait(close(episodes))
 
@@ -248,7 +254,10 @@ class WorkflowEnvironment(Environment):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         async def turn() -> list[dict[str, Prompt]]:
             async with self._reached(items, histories) as episodes:
-                return [episode.prompts for episode in episodes]
+                prompts = [episode.prompts for episode in episodes]
+                if self._open is None:
+                    self._asked.update(zip(map(branch_of, items, histories), prompts, strict=True))
+                return prompts
 
         return self._wait(turn())
 
@@ -257,6 +266,9 @@ class WorkflowEnvironment(Environment):
 
         async def turn() -> list[Outcome]:
             async with self._reached(items, histories) as episodes:
+                if self._open is None:
+                    for episode, item, history in zip(episodes, items, histories, strict=True):
+                        self._check_replay(episode, self._asked.get(branch_of(item, history), episode.prompts))
                 over = [episode for episode in episodes if episode.task.done()]  # with answers that were altered
                 for episode, joint_action in zip(episodes, joint_actions, strict=True):
                     episode.answer(joint_action)
@@ -321,12 +333,8 @@ class WorkflowEnvironment(Environment):
             for k in range(max(map(len, histories), default=0)):
                 behind = [(x, history[k]) for x, history in zip(episodes, histories, strict=True) if k < len(history)]
                 for episode, past in behind:
-                    if episode.prompts != past.prompts and not past.altered:
-                        raise TaskError(
-                            f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it "
-                            "must "
-                            "depend on the item and the answers alone. Set `branching: episodes`, in which it lives."
-                        )
+                    if not past.altered:
+                        self._check_replay(episode, past.prompts)
                     said = past.joint_action
                     if past.altered:  # other roles may be asked then
                         said = {role: said.get(role, "") for role in episode.asked}
@@ -337,6 +345,13 @@ class WorkflowEnvironment(Environment):
             yield episodes
         finally:
             await close(episodes)
+
+    def _check_replay(self, episode: Episode, asked: Mapping[str, Prompt]) -> None:
+        if episode.prompts != asked:
+            raise TaskError(
+                f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it must depend on "
+                "the item and the answers alone. Set `branching: episodes`, in which it lives."
+            )
 
     async def _settle(self, episodes: Sequence[Episode]) -> None:
         """Runs until each episode waits for agents or has ended, and raises the first error."""
@@ -361,7 +376,7 @@ class WorkflowEnvironment(Environment):
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
             if isinstance(error, TaskError):
-                raise error
+                raise TaskError(f"{error}{self._line_of(error)}") from error
             raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
@@ -388,7 +403,8 @@ class WorkflowEnvironment(Environment):
                 raise TaskError(f"{self.name} returned None; it must return a reward, or pay with `agents.reward`.")
             reward = 0.0 if episode.was_paid else math.nan
         returned = reward if isinstance(reward, Mapping) else dict.fromkeys(self.roles, reward)
-        if returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values()):
+        is_wrong = returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values())
+        if is_wrong or (outcome.reward is not None and any(math.isnan(x) for x in returned.values())):
             raise TaskError(
                 f"{self.name} returned {show(reward)}; it must return a number, an `Outcome`, or a dict with a number "
                 f"for each of {', '.join(self.roles)}."
@@ -412,6 +428,10 @@ class WorkflowEnvironment(Environment):
             with contextlib.suppress(futures.CancelledError, Exception):
                 future.result(CLOSING_SECONDS)
             raise
+
+
+def branch_of(item: dict, history: History) -> tuple:
+    return (id(item), *(tuple(sorted(turn.joint_action.items())) for turn in history))
 
 
 async def close(episodes: Sequence[Episode]) -> None:
