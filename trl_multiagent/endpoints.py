@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from trl_multiagent.console import printable
 from trl_multiagent.folders import naming
 from trl_multiagent.limits import setting
-from trl_multiagent.models.reasoning import after_reasoning
 
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
@@ -280,8 +279,7 @@ class EndpointClient:
             raise EndpointError(f"{endpoint} gave no answer: it is no chat completion of OpenAI's interface")
         used = body.usage
         tokens = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
-        # A server without a parser of reasoning leaves it in the text
-        return Answer(after_reasoning(body.choices[0].message.content or ""), *tokens)
+        return Answer(body.choices[0].message.content or "", *tokens)
 
     # The answers on the disk
 

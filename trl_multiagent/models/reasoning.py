@@ -5,11 +5,9 @@ trace and the agent's own chat template get the whole completion.
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-
-if TYPE_CHECKING:  # endpoints, which need no torch, import this file
-    from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 
 Reasoning = Literal["auto", "keep", "none"]
@@ -19,7 +17,7 @@ CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
 CHANNEL_END = re.compile(r"<\|(?:end|return|start|call)\|>")
 
 
-def whole_texts(tokenizer: "PreTrainedTokenizerBase", completion_ids: Sequence[Sequence[int]]) -> list[str]:
+def whole_texts(tokenizer: PreTrainedTokenizerBase, completion_ids: Sequence[Sequence[int]]) -> list[str]:
     """Returns completions as text, without special tokens other than the tags of a reasoning."""
     if END not in tokenizer.all_special_tokens:
         return tokenizer.batch_decode(completion_ids, skip_special_tokens=True)
@@ -28,7 +26,7 @@ def whole_texts(tokenizer: "PreTrainedTokenizerBase", completion_ids: Sequence[S
 
 
 def answers_of(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: PreTrainedTokenizerBase,
     prompt_ids: Sequence[int],
     completion_ids: Sequence[Sequence[int]],
     texts: Sequence[str],
@@ -55,7 +53,7 @@ def answers_of(
     return [parsed_content(tokenizer, tokenizer.decode(ids), prefix) for ids in completion_ids]
 
 
-def parsed_content(tokenizer: "PreTrainedTokenizerBase", text: str, prefix: str) -> str:
+def parsed_content(tokenizer: PreTrainedTokenizerBase, text: str, prefix: str) -> str:
     try:
         return tokenizer.parse_response(text, prefix=prefix).get("content") or ""
     except ValueError:  # what a model writes need not be well formed, such as a call of a tool
