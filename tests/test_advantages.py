@@ -56,11 +56,6 @@ def test_input_is_left_alone():
     assert torch.equal(returns, RETURNS)
 
 
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="median"):
-        sibling_advantages(RETURNS, "median")
-
-
 @pytest.mark.parametrize("mode", ["mean", "rloo", "max"])
 def test_equal_siblings_have_no_advantage_at_all(mode):
     for size in range(2, 12):

@@ -1,5 +1,6 @@
 """Every command that a file of the repository shows is run, as a dry run where it would train."""
 
+import dataclasses
 import inspect
 import io
 import re
@@ -15,6 +16,7 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
+from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
 from trl_multiagent.runs.run import make_parser
 from trl_multiagent.settings.read import RECIPES, config_file
@@ -144,6 +146,9 @@ def test_other_commands_of_the_package_are_understood(command):
         _, rest = make_parser("magrpo").parse_known_args(rest)
     if arguments.command == "collect":
         _, rest = make_parser("madpo").parse_known_args(rest)
+        names = {f"--{field.name}" for field in dataclasses.fields(PreferenceConfig)}
+        assert {word for word in rest if word.startswith("--")} <= names
+        rest = []
     known = ("collect", "env", "init", "push", "evaluate", "cross-play", "plan", "report", "reproduce")
     assert arguments.command in known and rest == []
 

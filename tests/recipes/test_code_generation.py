@@ -41,7 +41,8 @@ def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "Dry run" in out and "env steps" in out and "joint actions" in out
     computed_in = "float32" if config.stem.endswith("demo") else "bfloat16"
-    assert config not in CONFIGS or f"(float32 weights, computed in {computed_in})" in out
+    weights = "LoRA of rank 16" if config.stem.endswith("smollm2") else f"(float32 weights, computed in {computed_in})"
+    assert config not in CONFIGS or weights in out
     assert err.count("is the data type to compute in") == ("dtype: bfloat16" in config.read_text())
     assert list(tmp_path.iterdir()) == []
 
@@ -196,7 +197,6 @@ def test_allowed_changes_of_a_recipe(saved_run, tmp_path):
     assert AgentTeam.from_pretrained(str(tmp_path / "run")).has_adapters
     merged = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert merged["external"]["mode"] == "plain" and "resume_changes" not in merged["magrpo"]
-    assert "| 2 | environment mode | level_feedback | plain |" in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_notes_on_critics(capsys):

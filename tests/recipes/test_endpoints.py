@@ -2,11 +2,7 @@
 
 import importlib.util
 import json
-import re
-import shlex
 import socket
-import threading
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -133,24 +129,6 @@ def test_a_dry_run_says_what_would_be_asked_and_contacts_nobody(train, capsys, m
     # Two steps of one item, with two joint actions to continue
     assert "m, 4 requests with about" in line and "400 answer tokens at most" in line and "NO_SUCH_KEY" in line
     assert not Path("run").exists()
-
-
-def test_the_example_of_the_documents(train, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "experts.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    names = {"__name__": "stand_in"}
-    exec(code, names)
-    command = next(block for block in re.findall(r"```bash\n(.*?)```", page, flags=re.DOTALL) if "train" in block)
-    argv = shlex.split(command.partition("trl-multiagent train magrpo")[2].replace("\\\n", ""))
-    with ThreadingHTTPServer(("127.0.0.1", 0), names["StandIn"]) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        overrides = [part.replace("http://127.0.0.1:8000", url) for part in argv if part.startswith("external.")]
-        assert len(overrides) == 3 and f"external.expert_base_url={url}/v1" in overrides
-        train(url, "--max_steps", "1", "--override", *overrides, "external.expert_api_key_env=null")
-        server.shutdown()
-    logged = json.loads(Path("run/checkpoint-1/trainer_state.json").read_text())["log_history"]
-    assert logged[0]["reward/expert/requests"] > 0 and logged[0]["reward/expert/missing_parts"] == 0
 
 
 # Preferences

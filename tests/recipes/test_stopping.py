@@ -207,10 +207,11 @@ def test_a_launcher_waits_for_what_it_has_launched(number):
 # Runs its arguments as programs, one after the other
 SEEDS = """
 import sys
+from pathlib import Path
 from trl_multiagent.runs.seeds import run_all
 
 commands = {f"seed_{k}": [sys.executable, "-c", program] for k, program in enumerate(sys.argv[1:])}
-print(run_all(commands, print))
+print(run_all(commands, 1, print, Path()))
 """
 
 
@@ -229,10 +230,11 @@ def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
 # Starts a run, which kills it
 KILLED = """
 import sys
+from pathlib import Path
 from trl_multiagent.runs.seeds import run_all
 
 program = "import os,sys,time; open(sys.argv[1], 'w').write(f'{os.getpid()}'); os.kill(os.getppid(), 9); time.sleep(9)"
-run_all({"seed_0": [sys.executable, "-c", program, sys.argv[1]]}, print)
+run_all({"seed_0": [sys.executable, "-c", program, sys.argv[1]]}, 1, print, Path())
 """
 
 

@@ -198,7 +198,7 @@ def test_a_forked_copy_of_the_trainer_has_helpers_of_its_own():
             os._exit(0 if correct else 1)
         assert os.waitpid(child, 0)[1] == 0
         assert sandbox.run(honest(2))[1].passed == 1
-        assert [process.pid for slot in sandbox._slots for process in slot.processes] == own
+        assert {*own} <= {process.pid for slot in sandbox._slots for process in slot.processes}
 
 
 def test_each_worker_has_a_core_and_ranks_have_different_ones(monkeypatch):
