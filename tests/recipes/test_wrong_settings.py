@@ -88,7 +88,7 @@ external.mode=expert_edits;external.expert_model=llama model 'llama' is not know
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
 magrpo.optim=muonn 'adamw_torch'
 agent_model.name=model.gguf neither a folder nor a GGUF file
-agent_model.name=./no/model.gguf there is no such folder or GGUF file
+agent_model.name=./no/model.gguf there is no such file
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair a team has the losses sigmoid
 marlhf marlhf.reward_training={learning_rate: -1} reward_training

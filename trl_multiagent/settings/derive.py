@@ -238,8 +238,9 @@ def check_names(names: str | list[str], setting: str) -> None:
     """Raises `ConfigError` for a path of a model without a folder."""
     for name in [names] if isinstance(names, str) else names:
         is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
-        if is_path and not (Path(name).is_dir() or (name.endswith(".gguf") and Path(name).is_file())):
-            raise ConfigError(f"`{setting}` is {name!r}, but there is no such folder or GGUF file.")
+        is_file = name.endswith(".gguf")
+        if is_path and not (Path(name).is_file() if is_file else Path(name).is_dir()):
+            raise ConfigError(f"`{setting}` is {name!r}, but there is no such {'file' if is_file else 'folder'}.")
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
