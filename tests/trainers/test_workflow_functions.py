@@ -255,6 +255,17 @@ def test_a_replay_that_asks_something_else_names_the_line(num_turns):
         play(run, [{}], scripted(ANSWERS), num_turns=num_turns, num_generations=2)
 
 
+def test_an_item_may_change_between_calls_outside_of_a_run():
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        return float(await agents.aux(f"Say {item['x']}:"))
+
+    item = {"x": 1}
+    assert run.prompts(item, []) == {"aux": "Say 1:"}
+    item["x"] = 2
+    assert run.score([item], [{"aux": "2"}], [[]])[0].reward == 2.0
+
+
 def test_mistakes_get_a_sentence():
     @workflow(roles=ROLES)
     async def twice(item, agents):

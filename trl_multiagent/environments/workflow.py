@@ -217,7 +217,7 @@ class WorkflowEnvironment(Environment):
         self._num_turns: int | None = None
         self._seats: frozenset[str] = frozenset()
         self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
-        self._asked: dict[tuple, dict[str, Prompt]] = {}  # what replayed branches were asked in this batch
+        self._asked: dict[tuple, dict[str, Prompt]] | None = None  # what branches were asked, while trees are played
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -240,11 +240,12 @@ class WorkflowEnvironment(Environment):
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
         self.check_turns(num_turns or 1, are_episodes)
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
+        self._asked = None if are_episodes else {}
         try:
             yield
         finally:
             episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
-            self._seats, self._asked = frozenset(), {}
+            self._seats, self._asked = frozenset(), None
             if episodes:
                 self._wait(close(episodes))
 
@@ -255,7 +256,7 @@ class WorkflowEnvironment(Environment):
         async def turn() -> list[dict[str, Prompt]]:
             async with self._reached(items, histories) as episodes:
                 prompts = [episode.prompts for episode in episodes]
-                if self._open is None:
+                if self._asked is not None:
                     self._asked.update(zip(map(branch_of, items, histories), prompts, strict=True))
                 return prompts
 
@@ -266,7 +267,7 @@ class WorkflowEnvironment(Environment):
 
         async def turn() -> list[Outcome]:
             async with self._reached(items, histories) as episodes:
-                if self._open is None:
+                if self._asked is not None:
                     for episode, item, history in zip(episodes, items, histories, strict=True):
                         self._check_replay(episode, self._asked.get(branch_of(item, history), episode.prompts))
                 over = [episode for episode in episodes if episode.task.done()]  # with answers that were altered
