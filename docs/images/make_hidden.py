@@ -10,7 +10,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
-from trl_multiagent.configs.recipes.real.demo import policies_of, talks_of
+from trl_multiagent.configs.recipes.real.demo import policies_of, said_in, talks_of
 
 
 SPEAKER, DECIDER = ("#4c78a8", "#e8f0f8"), ("#f58518", "#fdf0e2")
@@ -38,7 +38,7 @@ def draw(axes, evaluation):
         axes.text(COLUMNS[0], y + 0.28, f"in the box: {secret}", fontsize=10, style="italic", color=GREY)
         for left, talk in zip(COLUMNS, talks, strict=True):
             turns = talk[number]
-            said = [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
+            said = said_in(turns)
             bubble(axes, left, y - 0.15, 4.7, said[0], SPEAKER)
             bubble(axes, left + 0.6, y - 0.75, 4.7, said[-1], DECIDER)
             sign, color = ("✓", RIGHT) if turns[-1]["reward"] else ("✗", WRONG)

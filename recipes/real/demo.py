@@ -35,6 +35,11 @@ def talks_of(evaluation: Path, policy: str) -> list[list[dict]]:
     return [record["turns"] for record in map(json.loads, lines) if record["episode"] == 0]
 
 
+def said_in(turns: list[dict]) -> list[str]:
+    """Returns what the agents said in an episode, each on one line."""
+    return [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
+
+
 def summary(evaluation: Path, items: int) -> str:
     """Returns the first items before and after the training, and the share of right answers of each policy."""
     names, policies = policies_of(evaluation)
@@ -43,7 +48,7 @@ def summary(evaluation: Path, items: int) -> str:
     for before, after in [*zip(*talks, strict=True)][:items]:
         lines.append(before[0]["prompts"]["speaker"].partition(".")[0] + ".")
         for when, turns in (("before", before), ("after", after)):
-            said = [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
+            said = said_in(turns)
             lines.append(f"  {when:8} speaker: {said[0]:40}  decider: {said[-1]}")
     lines += ["", f"Right answers to {len(talks[0])} items, and their 95 % intervals:", ""]
     for shown, name in names.items():
