@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,13 +22,16 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
+from transformers.utils.chat_template_utils import render_jinja_template
+from trl.data_utils import prepare_multimodal_messages
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.reasoning import Reasoning, answers_of, whole_texts
+from trl_multiagent.models.reasoning import CompletionReader, Reasoning
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -45,7 +48,7 @@ class SamplingTeam(Protocol):
 
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
-    reasoning: Reasoning
+    reasoning: dict[str, Reasoning]
 
     @property
     def joinable(self) -> Mapping[str, str]:
@@ -236,8 +239,11 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
-        if team.reasoning == "none":
-            self.chat_template_kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
+
+    def template_kwargs(self, role: str) -> dict[str, Any]:
+        """Returns the arguments of an agent's chat template."""
+        thinking = {"enable_thinking": False} if self.team.reasoning[role] == "none" else {}
+        return thinking | self.chat_template_kwargs
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -262,23 +268,24 @@ class TeamSampler:
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
             tokenizer, end_tokens = self.team.tokenizers[role], self.team.end_tokens(role)
+            reader = CompletionReader(tokenizer)
             for node, prompt, sampled in zip(own[role], prompts[role], completions[role], strict=True):
                 call = call_of(node.prompts[role])
                 stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
                 if call.stop or call.max_tokens is not None:
                     cut_off(sampled, call, tokenizer)
-                texts = whole_texts(tokenizer, sampled.ids)
+                texts = reader.texts(sampled.ids)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
                 made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
-                if self.team.reasoning != "keep":
-                    made.answers = answers_of(tokenizer, prompt.ids, sampled.ids, texts)
+                if self.team.reasoning[role] != "keep":
+                    made.answers = reader.answers(prompt.ids, sampled.ids, texts)
                 samples[role].append(made)
         return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
         """Makes an agent's prompts at nodes at which it acts, with the visible part of its past turns."""
-        tokenizer = self.team.tokenizers[role]
+        tokenizer, kwargs = self.team.tokenizers[role], self.template_kwargs(role)
         try:
             prompts = tokenize_nodes(
                 role,
@@ -287,8 +294,8 @@ class TeamSampler:
                 end_tokens=self.team.end_tokens(role),
                 as_chat=role in self.chat_roles,
                 options=self.history_options,
-                tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
-                render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
+                tokenize=partial(tokenize_prompts, tokenizer, **kwargs),
+                render=partial(render_chat, tokenizer, **kwargs),
             )
         except TemplateError as error:
             raise UnavailableError(
@@ -345,7 +352,21 @@ def cut_off(sampled: Completions, call: AgentCall, tokenizer: PreTrainedTokenize
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
     """Returns the text of chat messages that [`tokenize_prompts`] tokenizes."""
+    if takes_parts(tokenizer.get_chat_template()):
+        messages = prepare_multimodal_messages(messages)
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+
+
+@lru_cache
+def takes_parts(template: str) -> bool:
+    """
+    Returns whether a chat template takes contents as lists of parts alone, as SmolVLM's does: it writes no text of
+    others.
+    """
+    message, rendered = [{"role": "user", "content": CONTENT}], [CONTENT]
+    with contextlib.suppress(TemplateError):  # it may demand other messages
+        rendered, _ = render_jinja_template([message], chat_template=template, bos_token="", eos_token="")
+    return CONTENT not in rendered[0]
 
 
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
@@ -359,8 +380,8 @@ def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **k
             )
         # A prompt that begins with the token itself would get a second one
         return [own[1:] if own[:2] == [begin, begin] else own for own in ids]
-    tokens = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True, **kwargs)
-    return tokens["input_ids"]
+    texts = [render_chat(tokenizer, messages, **kwargs) for messages in prompts]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 # The arguments of `AgentTeam.collaborate` and the like
