@@ -19,9 +19,9 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import run_recipe
 
+from prepared import parse_recipe
 from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 

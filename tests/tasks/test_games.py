@@ -20,10 +20,10 @@ from trl_multiagent import cli
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks import openenv, reasoning_gym, textarena
 from trl_multiagent.tasks.seeded import OwnDraws, Seeds
 
+from prepared import parse_recipe
 from random_games import HANABI, PLAYERS, environment_of, play, play_by
 from tiny import tiny_team, tiny_trainer
 
