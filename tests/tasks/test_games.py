@@ -206,8 +206,8 @@ def solve(environment, item, answers, num_turns):
     def score(nodes):
         return judge_nodes(environment, nodes)
 
-    levels = grow_trees([item], environment, sample, score, num_turns=num_turns, num_generations=1)
-    return [nodes[0] for nodes in levels if nodes]
+    turns = grow_trees([item], environment, sample, score, num_turns=num_turns, num_generations=1)
+    return [nodes[0] for nodes in turns if nodes]
 
 
 def test_a_checker_sends_the_solver_back(puzzles, tmp_path):

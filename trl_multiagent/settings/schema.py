@@ -39,10 +39,9 @@ class AgentModel:
         "More arguments for `AutoTokenizer.from_pretrained`.",
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
-    reasoning: Literal["auto", "keep", "none"] = setting(
-        "What others see of a completion: the answer after the reasoning, or with 'keep' all of it. With 'none', chat "
-        "templates also get `enable_thinking=False`.",
-        "auto",
+    reasoning: Literal["auto", "keep", "none"] | None = setting(
+        "What others see of a completion: the answer after the reasoning ('auto'), or with 'keep' all of it. With "
+        "'none', chat templates also get `enable_thinking=False`. By default as saved with a team, or 'auto'."
     )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     adapter_roles: list[str] | None = setting(

@@ -131,17 +131,17 @@ class Row:
         return len(self.samples[role].completion_ids[self.sibling]) if role in self.samples else 0
 
 
-def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
+def collect_rows(turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
     Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a
     micro-batch needs little padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so
-    that rows of a micro-batch share many tokens. `levels` and `advantages` have an entry per turn and node; the
+    that rows of a micro-batch share many tokens. `turns` and `advantages` have an entry per turn and node; the
     advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
-        for turn, (level, level_advantages) in enumerate(zip(levels, advantages, strict=True))
-        for node, by_role in zip(level, level_advantages, strict=True)
+        for turn, (of_turn, turn_advantages) in enumerate(zip(turns, advantages, strict=True))
+        for node, by_role in zip(of_turn, turn_advantages, strict=True)
     ]
     longest: dict[int, int] = {}  # by tree
     for _, node, _ in nodes:
