@@ -115,7 +115,6 @@ def test_rows_are_divided_at_the_least_cost():
         (lambda: other_model("mistral with a sliding window"), False),
         (lambda: other_model("bloom"), False),  # takes no positions
         (lambda: other_model("falcon"), False),  # computes ALiBi from a mask of two dimensions
-        (lambda: other_model("recurrent layers"), False),
         (tiny_llama, True),
     ],
 )
@@ -136,4 +135,5 @@ def test_models_that_need_rows_of_their_own(build, packs):
 def test_what_saves_nothing_is_not_packed():
     assert pack([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2], 2, hidden_size=32) is None
     assert not can_pack(tiny_llama(), MAX_ROW_LENGTH + 1) and can_pack(tiny_llama(), MAX_ROW_LENGTH)
-    assert not can_pack(tiny_llama(attn_implementation="flex_attention"), longest=20)
+    for model in (tiny_llama(attn_implementation="flex_attention"), other_model("recurrent layers")):
+        assert not can_pack(model, longest=20)
