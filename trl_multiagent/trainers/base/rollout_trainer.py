@@ -363,7 +363,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         with self.team.evaluating(), self.accelerator.autocast():
             outputs = model(team_inputs={role: rows.inputs})
-        return outputs[role].log_probs[:, -rows.completion_ids.size(1) :]
+        return outputs[role].log_probs
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
