@@ -57,9 +57,9 @@ class AskAgain(Environment):
 
 def and_its_work(play_trees):
     def play(items):
-        levels = play_trees(items)
-        steps.work = lambda: work(levels, settings["roles"])  # after the step has been timed
-        return levels
+        turns = play_trees(items)
+        steps.work = lambda: work(turns, settings["roles"])  # after the step has been timed
+        return turns
 
     return play
 

@@ -134,11 +134,11 @@ class Says:
         self.ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         self.prompts = []
 
-    def generate(self, level):
-        self.prompts.append(level.prompt_ids)
+    def generate(self, turn):
+        self.prompts.append(turn.prompt_ids)
         return {
-            role: [Completions([list(self.ids)] * level.num_generations) for _ in prompts]
-            for role, prompts in level.prompt_ids.items()
+            role: [Completions([list(self.ids)] * turn.num_generations) for _ in prompts]
+            for role, prompts in turn.prompt_ids.items()
         }
 
 
@@ -148,9 +148,9 @@ def play(family, environment, reasoning="auto", text=None, **kwargs):
     team = AgentTeam({role: tiny_llama() for role in environment.roles}, dict.fromkeys(environment.roles, tokenizer))
     team.reasoning = dict.fromkeys(team.roles, reasoning)
     says = Says(tokenizer, text or REASONED[family])
-    levels = play_episodes([{"x": "1"}], environment, TeamSampler(team, says), **kwargs)
+    turns = play_episodes([{"x": "1"}], environment, TeamSampler(team, says), **kwargs)
     prompts = [{role: tokenizer.decode(ids[0]) for role, ids in turn.items() if ids} for turn in says.prompts]
-    return levels, prompts
+    return turns, prompts
 
 
 @pytest.mark.parametrize("family", REASONED)
@@ -164,11 +164,11 @@ def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
         heard.append(str(await agents.b(f"It was said: {said}")))
         return float(said == ANSWER)
 
-    levels, prompts = play(family, relay, num_turns=2)
-    assert heard[0] == heard[2] == ANSWER and THOUGHT in heard[1] and levels[1][0].rewards == [1.0]
+    turns, prompts = play(family, relay, num_turns=2)
+    assert heard[0] == heard[2] == ANSWER and THOUGHT in heard[1] and turns[1][0].rewards == [1.0]
     assert heard[1] == re.sub(r"<\|\w+_RESPONSE\|>", "", REASONED[family])  # marks neither reasoning nor answer
     assert ANSWER in prompts[1]["b"] and THOUGHT not in prompts[1]["b"]
-    rows = trace_rows(levels, ("a", "b"), step=1)
+    rows = trace_rows(turns, ("a", "b"), step=1)
     assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
 
 

@@ -21,7 +21,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn, check_r
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
-from trl_multiagent.models.packing import run_packed
+from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
 from trl_multiagent.models.reasoning import Reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
@@ -581,9 +581,9 @@ class AgentTeam(nn.Module):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the
-                arguments go to the active agent. Two kinds of arguments change an agent's forward, and exclude each
-                other: `places` and `readers` of packed rows, see [`~packing.run_packed`]; and `router_weights`, the
-                weights of its tokens in the router loss, see [`~router_loss.forward_with_expert_sums`].
+                arguments go to the active agent. Two kinds of arguments change an agent's forward: `places` and others
+                of [`~packing.run_scored`]; and `router_weights`, the weights of its tokens in the router loss, see
+                [`~router_loss.forward_with_expert_sums`], which exclude packed rows.
             critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the
                 sequences that it reads. Needs `team_inputs`.
 
@@ -723,7 +723,7 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
-    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
+    return run_scored(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
 def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:

@@ -62,8 +62,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens
-            in one `generate` call. A level of the tree that needs more is generated in several calls. With `None`, a
-            level is never split. Has no effect with vLLM.
+            in one `generate` call. A turn of the trees that needs more is generated in several calls. With `None`, a
+            turn is never split. Has no effect with vLLM.
         stop_strings (`dict[str, list[str]]`, *optional*): Strings that end a completion of a role, such as `{"agent":
             ["</tool_call>"]}`. The completion keeps the string.
         vllm_server_base_urls (`dict[str, str]`, *optional*): With `vllm_mode="server"`, the URL of each role's vLLM

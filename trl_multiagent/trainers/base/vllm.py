@@ -32,7 +32,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.rollout.sampler import Completions, Level
+from trl_multiagent.rollout.sampler import Completions, TurnPrompts
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -371,16 +371,16 @@ class VLLMGenerator:
         self.max_new_tokens: int = trainer.args.max_completion_length
         self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
-    def generate(self, level: Level) -> dict[str, list[Completions]]:
+    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
         trainer = self.trainer
-        for role in level.prompt_ids:
+        for role in turn.prompt_ids:
             self._wait()
             # The weights of a frozen agent are sent once
             step = 0 if role in trainer.team.frozen else trainer.state.global_step
             with trainer.team.activate(role):
                 self.agents[role].update(role, step)
         self._wait()
-        return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
+        return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, trainer.accelerator)
 
     def _wait(self) -> None:
         """Waits for the other processes before a collective operation."""
@@ -393,11 +393,11 @@ class VLLMGenerator:
             agent.sent_steps.clear()
 
 
-def sample_level(
+def sample_turn(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
 ) -> dict[str, list[Completions]]:
     """
-    Samples the completions of all agents of a level. Their weights must have been sent. All processes must call this
+    Samples the completions of all agents of a turn. Their weights must have been sent. All processes must call this
     function.
     """
     if next(iter(agents.values())).mode == "server":
