@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -196,12 +197,18 @@ def test_an_error_closes_all_episodes_and_names_the_line():
         play(holding((2, 2)), [{"x": k} for k in range(5)], scripted(ANSWERS), num_episodes=1)
     assert Held.open == 0
 
-    def broken(nodes, number):
+    def interrupted(nodes, number):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        play(holding(), [{"x": 0}], broken, num_episodes=4)
-    assert Held.open == 0
+    def ended(nodes, number):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(9)
+
+    for broken, error in ((interrupted, KeyboardInterrupt), (ended, SystemExit)):
+        with pytest.raises(error):
+            play(holding(), [{"x": 0}], broken, num_episodes=4)
+        assert Held.open == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
@@ -253,6 +260,39 @@ def test_a_replay_that_asks_something_else_names_the_line(num_turns):
         TaskError, match=r"asked something else when it was replayed \(line \d+ of test_workflow_functions"
     ):
         play(run, [{}], scripted(ANSWERS), num_turns=num_turns, num_generations=2)
+
+
+def test_a_replay_that_asks_with_other_settings_is_refused():
+    calls = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        calls.append(1)
+        await agents.aux("Now:", max_tokens=len(calls))
+        return 1.0
+
+    with pytest.raises(TaskError, match="asked something else when it was replayed"):
+        play(run, [{}], scripted(ANSWERS), num_turns=1, num_generations=2)
+
+
+@pytest.mark.parametrize("num_episodes", [None, 1])
+def test_what_a_workflow_has_started_ends_with_its_episode(num_episodes):
+    ended = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        async def beside():
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(item["x"])
+
+        run.kept = asyncio.create_task(beside())
+        await agents.aux("Say:")
+        return 1.0
+
+    play(run, [{"x": k} for k in range(3)], scripted(ANSWERS), num_episodes=num_episodes)
+    assert {*ended} == {0, 1, 2} and not asyncio.all_tasks(event_loop(os.getpid()))
 
 
 def test_an_item_may_change_between_calls_outside_of_a_run():
@@ -363,6 +403,8 @@ def test_mistakes_get_a_sentence():
 
     with pytest.raises(TaskError, match="`broken` returned nan"):
         play(broken, [{}], scripted(ANSWERS))
+    with pytest.raises(TypeError, match=r"write `@workflow\(roles="):
+        workflow(broken.run)
     with pytest.raises(TypeError, match="`async def`"):
         workflow(roles=ROLES)(lambda item, agents: 1.0)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
