@@ -8,7 +8,6 @@ have won if `player_1` takes it.
 
 import random
 import re
-from functools import partial
 
 from trl_multiagent import Task, workflow
 from trl_multiagent.models.imitation import ImitationModel
@@ -34,12 +33,12 @@ def legal_moves(prompt):
 
 
 async def play(stones, agents):
-    """Returns the player who takes the last stone. Who makes an invalid move pays 1, and nobody does."""
-    player = 1
+    """Returns the player who takes the last stone, or `None` after an invalid move, for which its player pays 1."""
+    moves = 0
     while stones:
-        player, prompt = 1 - player, asked(stones)
-        move = move_of(prompt, await agents[player](prompt, memory=False, max_tokens=3))
-        agents.log("invalid_moves", move is None)
+        player, prompt = moves % 2, asked(stones)
+        move, moves = move_of(prompt, await agents[player](prompt, memory=False, max_tokens=3)), moves + 1
+        agents.log("invalid_moves", (move is None) / moves)
         if move is None:
             agents.reward(-1.0, ROLES[player])
             return None
@@ -55,7 +54,8 @@ async def nim(item, agents):
 
 @workflow(roles=ROLES)
 async def together(item, agents):
-    return float(await play(item["stones"], agents) == 1)
+    last = await play(item["stones"], agents)
+    return dict.fromkeys(ROLES, float(last == 1))
 
 
 def random_legal(item, prompt, history):
@@ -81,7 +81,5 @@ def careless(number, rng):
 
 SMALL = {"hidden_size": 64, "intermediate_size": 192}
 DEMO = ImitationModel("nim-demo", careless, steps=300, architecture=SMALL)
-NIM, TOGETHER = (
-    Task(partial(lambda environment, settings: environment, game), load_datasets, models={"demo": DEMO.path}, roles=ROLES)
-    for game in (nim, together)
-)
+NIM = Task(lambda settings: nim, load_datasets, models={"demo": DEMO.path}, roles=ROLES)
+TOGETHER = Task(lambda settings: together, load_datasets, models={"demo": DEMO.path}, roles=ROLES)

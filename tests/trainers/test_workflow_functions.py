@@ -20,7 +20,7 @@ from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
-from tiny import tiny_items, tiny_team, tiny_trainer
+from tiny import team_of, tiny_items, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -46,19 +46,31 @@ def debate(live=False, **settings):
     return run
 
 
+TREE = {"num_generations": 2, "num_turns": 4}
+EPISODES = {"num_generations": 6, "num_turns": 5, "branching": "episodes"}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("form", "settings"),
     [
-        {"num_generations": 2, "num_turns": 4},
-        {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2},
-        {"num_generations": 6, "num_turns": 5, "branching": "episodes"},
+        ("full", TREE),
+        ("full", {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2}),
+        ("full", EPISODES),
+        ("lora", TREE),
+        ("shared", EPISODES),
     ],
-    ids=["tree", "cross", "episodes"],
+    ids=["tree", "cross", "episodes", "lora in a tree", "shared in episodes"],
 )
-def test_gradients(tmp_path, settings):
+def test_gradients(tmp_path, form, settings):
     environment = debate()
     found, trainer, before = one_update(
-        tmp_path, environment=environment, items_per_device=2, discount=0.7, max_completion_length=6, **settings
+        tmp_path,
+        team_of(form),
+        environment=environment,
+        items_per_device=2,
+        discount=0.7,
+        max_completion_length=6,
+        **settings,
     )
     assert distance(nonzero(found), nonzero(expected_gradients(trainer._levels, before, discount=0.7))) < 1e-5
     acting = {node.roles for nodes in trainer._levels for node in nodes}

@@ -510,5 +510,5 @@ def workflow(
     ```
     """
     if wrong or not roles:
-        raise TypeError("a workflow needs its roles: write `@workflow(roles=(\"writer\", \"editor\"))`.")
+        raise TypeError('a workflow needs its roles: write `@workflow(roles=("writer", "editor"))`.')
     return lambda run: WorkflowEnvironment(run, roles, **settings)
