@@ -37,7 +37,8 @@ async def play(stones, agents):
     moves = 0
     while stones:
         player, prompt = moves % 2, asked(stones)
-        move, moves = move_of(prompt, await agents[player](prompt, memory=False, max_tokens=3)), moves + 1
+        ask, moves = agents[player], moves + 1
+        move = move_of(prompt, await ask(prompt, memory=False, max_tokens=3))
         agents.log("invalid_moves", (move is None) / moves)
         if move is None:
             agents.reward(-1.0, ROLES[player])
