@@ -57,6 +57,10 @@ def test_trees(call):
         "before": 1,
         "passed": [1, 3, 4, 0],
     }
+    shares = "page => treeOf(page.trees[0], page.columns).actions.map(shareOf)"
+    assert call(shares, page) == [0.25, 0.75, 1, 0]
+    rows = [{**TREE[3], **x, "reward": x["reward"] * (x["turn"] > 1)} for x in TREE]
+    assert call(shares, tree_page([rows])) == [0.5, 0.5, 1, 0]  # the first turn pays nothing
 
 
 def test_episodes_are_trees_of_their_own(call):
@@ -134,6 +138,8 @@ def test_charts(call):
     ]
     assert charts[1]["x"] == [1, 2] and charts[1]["lines"][1]["mean"] == [None, 5]
     assert constant == [["beta", "0.5"]]
+    _, constant = call("chartsOf", {"reward": [curve], "turn_1/reward_mean": [curve], "turn_1/told": [curve]}, [""])
+    assert constant == [["turn_1/reward_mean", "equal to reward"]]
     two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
     assert [(line["label"], line["mean"]) for line in two[0]["lines"]] == [
         ("team", [0, 1, None]),

@@ -53,13 +53,15 @@ function placeOf(name, names) {
   return {section, title: rest.replaceAll("_", " "), line: line.join(", ") || "training"};
 }
 
-// Returns the charts, all of whose lines have the same steps, and the metrics that never change
+// Returns the charts, all of whose lines have the same steps, and the metrics without one: they never change, or are equal to another reward
 function chartsOf(metrics, groups) {
-  const charts = new Map(), constant = [], names = Object.keys(metrics);
+  const charts = new Map(), constant = [], names = Object.keys(metrics), rewards = new Map();
   for (const [name, curves] of Object.entries(metrics)) {
     const values = curves.flatMap(curve => curve.mean || []);
     if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
-    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
+    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`, text = JSON.stringify(curves);
+    if (section === "Reward" && rewards.has(text)) { constant.push([name, `equal to ${rewards.get(text)}`]); continue; }
+    if (section === "Reward") rewards.set(text, name);
     if (!charts.has(key)) charts.set(key, {section, title, curves: []});
     curves.forEach((curve, group) => {
       const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
@@ -124,10 +126,14 @@ function treeOf(rows, columns) {
   const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
   tree.low = tree.actions.reduce((a, action) => Math.min(a, action.reward), Infinity);
   tree.high = tree.actions.reduce((a, action) => Math.max(a, action.reward), -Infinity);
+  tree.paid = new Set(tree.actions.filter(action => action.reward).map(action => action.node.turn));
   tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
   return tree;
 }
 
+// Returns where a reward is between the lowest and the highest of its tree: in the middle, if its turn pays nothing
+const shareOf = ({reward, node: {tree, turn}}) =>
+  tree.high > tree.low && tree.paid.has(turn) ? (reward - tree.low) / (tree.high - tree.low) : .5;
 const child = ({node, action}) => node.tree.byKey.get(`${node.prefix}${node.path.replace(/\/$/, "")}/${action}`);
 const parentOf = node => node.parent === "" ? null : node.tree.byKey.get(node.prefix + node.parent);
 const actionBefore = node => parentOf(node)?.actions.find(action => child(action) === node);

@@ -241,7 +241,7 @@ function detailsOf({facts, runs, differences, configuration}, constant) {
     details.push(["Differences", table([["setting", ...Object.keys(differences)], ...names.map(name => [name, ...Object.values(differences).map(of => of[name])])])]);
   }
   if (facts) details.push(["Settings that are not the default", entries("setting", facts.settings)], ["Versions", entries("package", facts.versions)]);
-  if (constant.length) details.push(["Metrics that never changed", table([["metric", "value"], ...constant])]);
+  if (constant.length) details.push(["Metrics without a chart", table([["metric", "value"], ...constant])]);
   if (configuration) details.push(["Configuration", make("pre", {}, configuration)]);
   if (facts) {
     const packages = Object.entries(facts.versions).filter(([name]) => name !== "python").map(([name, version]) => `${name}==${version}`);

@@ -43,8 +43,7 @@ function showTrees(data, section) {
     made.textContent = content;
     return made;
   }
-  function fill(reward) {
-    const share = tree.high > tree.low ? (reward - tree.low) / (tree.high - tree.low) : .5;
+  function fill(share) {
     const [end, part] = share < .5 ? ["--low", 1 - 2 * share] : ["--high", 2 * share - 1];
     return `color-mix(in srgb, var(${end}) ${Math.round(100 * part)}%, var(--middle))`;
   }
@@ -61,7 +60,7 @@ function showTrees(data, section) {
       }
     }
     for (const action of tree.actions) {
-      const rect = action.rect = element("rect", {x: action.x, y: action.y, width: size, height: size, rx: 3, style: `fill: ${fill(action.reward)}`});
+      const rect = action.rect = element("rect", {x: action.x, y: action.y, width: size, height: size, rx: 3, style: `fill: ${fill(shareOf(action))}`});
       rect.action = action;
       rect.append(element("title", {}, `${action.node.key}, joint action ${action.action}: reward ${show(action.reward)}, return ${show(action.return)}`));
       svg.append(rect);
