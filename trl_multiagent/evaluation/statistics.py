@@ -155,7 +155,8 @@ def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 def welch_interval(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """
-    Computes Welch's 95 % t interval of the difference of two means; NaN if a side has one value, or no side has a spread.
+    Computes Welch's 95 % t interval of the difference of two means; NaN if a side has one value, or no side has a
+    spread.
     """
     parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (one, other)]
     variance = sum(parts)
