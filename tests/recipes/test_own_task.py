@@ -14,9 +14,9 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
-from trl_multiagent.runs.prepared import parse_recipe
 
 from endpoint_server import Reply, endpoint_server
+from prepared import parse_recipe
 
 
 FAMILY = Path(__file__).parents[1] / "family" / "task.py"
