@@ -47,7 +47,8 @@ def make_environment(settings):
         return rewards
 
     environment = FunctionEnvironment(PROMPTS, reward_funcs=[right_total])
-    environment.metric_ranges = dict.fromkeys(("reward", "rewards/right_total"), (0.0, 1.0))  # for the confidence intervals of an evaluation
+    # For the confidence intervals of an evaluation
+    environment.metric_ranges = dict.fromkeys(("reward", "rewards/right_total"), (0.0, 1.0))
     return environment
 
 
@@ -66,9 +67,12 @@ def demonstrate(number, rng):
     Draws so many prompts, each with a digit that may be right. They train the small model that makes this task run
     anywhere. `agent_model.name` takes any other model, which needs no demonstrations.
     """
-    totals = [rng.randint(0, 18) for _ in range(number)]
-    answers = [str(rng.randint(max(0, total - 9), min(9, total))) for total in totals]
-    return [(rng.choice([*PROMPTS.values()]).format(total=t), answer) for t, answer in zip(totals, answers, strict=True)]
+    pairs = []
+    for _ in range(number):
+        total = rng.randint(0, 18)
+        prompt = rng.choice([*PROMPTS.values()]).format(total=total)
+        pairs.append((prompt, str(rng.randint(max(0, total - 9), min(9, total)))))
+    return pairs
 
 
 TASK = Task(
