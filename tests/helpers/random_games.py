@@ -128,8 +128,8 @@ def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring
         return judge_nodes(environment, nodes, evaluation=True, **scoring)
 
     items = [{"seed": x} if isinstance(x, int) else x for x in seeds]
-    levels = play_episodes(items, environment, sample, score, num_turns=num_turns, num_episodes=num_episodes)
-    return turns_of_episodes(levels)
+    turns = play_episodes(items, environment, sample, score, num_turns=num_turns, num_episodes=num_episodes)
+    return turns_of_episodes(turns)
 
 
 def play(name, seeds, move=None, **settings):

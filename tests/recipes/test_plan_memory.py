@@ -8,8 +8,8 @@ import yaml
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.runs.plan import Size, memory_parts, size_of
-from trl_multiagent.runs.prepared import parse_recipe
 
+from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_llama
 
 

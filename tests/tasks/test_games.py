@@ -20,10 +20,10 @@ from trl_multiagent import cli
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks import openenv, reasoning_gym, textarena
 from trl_multiagent.tasks.seeded import OwnDraws, Seeds
 
+from prepared import parse_recipe
 from random_games import HANABI, PLAYERS, environment_of, play, play_by
 from tiny import tiny_team, tiny_trainer
 
@@ -206,8 +206,8 @@ def solve(environment, item, answers, num_turns):
     def score(nodes):
         return judge_nodes(environment, nodes)
 
-    levels = grow_trees([item], environment, sample, score, num_turns=num_turns, num_generations=1)
-    return [nodes[0] for nodes in levels if nodes]
+    turns = grow_trees([item], environment, sample, score, num_turns=num_turns, num_generations=1)
+    return [nodes[0] for nodes in turns if nodes]
 
 
 def test_a_checker_sends_the_solver_back(puzzles, tmp_path):

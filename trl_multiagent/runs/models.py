@@ -93,7 +93,7 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
     kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
-    if model.reasoning != "auto":
+    if model.reasoning is not None:
         kwargs["reasoning"] = model.reasoning
     return TeamLoader(
         models=settings.model_names,

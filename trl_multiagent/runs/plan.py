@@ -231,7 +231,7 @@ class Size:
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
-    sources, form = find_sources(build(loader.models, loader.builders), roles, {})
+    sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
     names: dict[str, str] = {}  # the model of each role; for an adapter, its base
     configs: dict[str, Any] = {}
     own: dict[str, int] = {}
@@ -245,7 +245,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         own[role], base[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
     largest = max(roles, key=lambda role: own[role] + base[role])
-    if (run.agent_model.share_weights or form == "shared") and not bases:
+    if (run.agent_model.share_weights or (saved_team is not None and saved_team.form == "shared")) and not bases:
         own = {role: own[role] for role in roles[:1]}
     learning = [role for role in roles if role not in (args.frozen_agents or ())]
     trained = sum(number for role, number in own.items() if role in learning)
