@@ -215,7 +215,7 @@ def train_peer(
     environment = {**os.environ, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     clock = Clock(children=True)
     done = subprocess.run(
-        [peer, HERE / "preference_peer.py", path], env=environment, capture_output=True, text=True, check=False
+        [peer, "-m", "sides.peer_madpo", path], cwd=HERE, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"CoMLRL's run failed:\n{done.stderr[-3000:]}")

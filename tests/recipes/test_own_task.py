@@ -329,7 +329,7 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, for
         done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
         assert done.codes == [0], done.stderr[-3000:]
         name = {"evaluate": "evaluation.json", "cross-play": "cross_play.json"}[command]
-        assert json.loads((elsewhere / command / name).read_text())["items"] == 4
+        assert json.loads((elsewhere / command / name).read_text())["items"] == 19
 
     moved = shutil.copytree(run, tmp_path / "moved")
     rename_card(moved, "user/letters")

@@ -15,6 +15,7 @@ from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
     MAGRPOConfig,
+    MAGRPOTrainer,
     MAREINFORCEConfig,
     MAREINFORCETrainer,
     MAReMaxConfig,
@@ -25,6 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
+from trl_multiagent.environments.base import scoring_context
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -253,6 +255,37 @@ def test_an_algorithm_needs_one_method(tmp_path):
     assert max((after[name] - x).abs().max() for name, x in before.items()) > 1e-4
     # MAREINFORCE leaves out rows without an effect, which changes the rounding
     torch.testing.assert_close(after, weights(raw.team), rtol=0, atol=1e-6)
+
+
+def test_an_environment_knows_where_rewards_are_only_compared(tmp_path):
+    seen = []
+
+    def spy(completions, **columns):
+        seen.append(scoring_context().compared)
+        return count_reward(completions)
+
+    class Ranks(MAGRPOTrainer):
+        def node_advantages(self, node):
+            return super().node_advantages(node)
+
+    tiny = tiny_environment()
+    environment = FunctionEnvironment(tiny.templates, spy, transition=tiny.transition)
+    arguments = {"environment": environment, "eval_dataset": tiny_items(), "max_steps": 1}
+    algorithms = {
+        "magrpo": {},
+        "ranks": {"trainer": Ranks},
+        "turns": {"num_turns": 2},
+        "credit": {"credit": "nothing"},
+    }
+    algorithms["raw"] = {"trainer": MAREINFORCETrainer, "config": MAREINFORCEConfig}
+    for name, settings in algorithms.items():
+        trainer = tiny_trainer(tmp_path / name, **arguments, **settings)
+        seen.clear()
+        trainer.train()
+        assert any(seen) == (name == "magrpo"), name
+    seen.clear()
+    trainer.evaluate()
+    assert seen and not any(seen)
 
 
 def test_reward_functions_get_what_the_trainer_knows(tmp_path):

@@ -92,18 +92,14 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
             team_roles = list(loaded.team.roles)
             raise ValueError(f"The team in {policy.source} has the roles {team_roles}, the environment {list(roles)}.")
     settings = describe_policy(policy, loaded, dataset, config)
-    stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
+    folder = Path(str(config.output_dir)) / "transcripts" / policy.name
+    stage = Stage(folder, "evaluation", settings, accelerator)
     with stage.open():
         with fail_together(accelerator):
             if not stage.has(TRANSCRIPTS):
                 _play_batches(policy, loaded, dataset, config, accelerator, stage)
         with fail_together(accelerator):
             return _join_batches(stage, len(dataset), config) if accelerator.is_main_process else []
-
-
-def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
-    """Returns the folder of a policy's transcripts."""
-    return Path(str(config.output_dir)) / "transcripts" / policy.name
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:

@@ -328,6 +328,7 @@ def judge_nodes(
     trainer_state: Any = None,
     metrics: dict[str, list[float]] | None = None,
     reward_none: str = "error",
+    compared: bool = False,
 ) -> list[list[Outcome]]:
     """
     Scores all joint actions of the nodes in one call of the environment, and returns the outcomes of each node.
@@ -336,7 +337,7 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
+        chat_roles, trainer_state, metrics, reward_none, compared: See [`~environments.base.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -350,7 +351,7 @@ def judge_nodes(
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
     numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees)):
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees, compared)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 

@@ -30,7 +30,7 @@ class MAGRPOConfig(RolloutConfig):
             additional joint actions for each one.
     """
 
-    turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
+    turn_gradient_weights: list[float] | None = setting(ge=0)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
     advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
     credit: str | None = setting(choices=("nothing", "sibling"))

@@ -109,6 +109,13 @@ class MAGRPOTrainer(RolloutTrainer):
             for nodes in turns:
                 add_counterfactuals(nodes, *arguments, **context)
 
+    @property
+    def _only_compares_rewards(self) -> bool:
+        args, own = self.args, type(self)
+        changed = own.node_advantages, own.advantages  # of an algorithm that a user derived from this one
+        is_own = changed == (MAGRPOTrainer.node_advantages, MAGRPOTrainer.advantages)
+        return is_own and args.num_turns == 1 and args.credit is None and args.advantage_mode != "raw"
+
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
         """Computes advantages of the shape of `returns`, `(..., G)`."""
         normalize, size = self.args.advantage_normalization is True, self.args.num_generations

@@ -143,9 +143,10 @@ def collect_rows(turns: list[list[Node]], advantages: list[list[dict[str, torch.
         for turn, (of_turn, turn_advantages) in enumerate(zip(turns, advantages, strict=True))
         for node, by_role in zip(of_turn, turn_advantages, strict=True)
     ]
-    longest: dict[int, int] = {}  # by tree
+    longest: dict[int, int] = {}  # prompt and completion of any agent, by tree
     for _, node, _ in nodes:
-        longest[node.tree] = max(longest.get(node.tree, 0), longest_sequence_length(node))
+        lengths = (len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in node.samples.values())
+        longest[node.tree] = max(longest.get(node.tree, 0), *lengths)
 
     def place(entry: tuple[int, Node, dict[str, torch.Tensor]]) -> Any:
         node = entry[1]
@@ -177,11 +178,6 @@ def split_rows(rows: Sequence[Row], number: int, size: int) -> list[Sequence[Row
         parts.append(rows[:end])
         rows = rows[end:]
     return parts
-
-
-def longest_sequence_length(node: Node) -> int:
-    """Returns the number of tokens in the longest prompt and completion of any agent at a node."""
-    return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
 def agent_tensors(

@@ -180,6 +180,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             sums[role, "ratios"] += computed.ratios
         return computed.loss
 
+    @property
+    def _only_compares_rewards(self) -> bool:
+        """Whether a number that is added to all rewards of an item changes no advantage."""
+        return False
+
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """Selects the rows of a batch that take part in the update. By default, all do."""
         return rows
@@ -263,6 +268,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                     self.state,
                     self.observer.reported,
                     self.args.reward_none,
+                    self._only_compares_rewards and not evaluation,
                 )
             except TaskError as error:
                 if error.position is None:

@@ -526,7 +526,6 @@ def make_generations(
         model = policies[roles[0]]
         with_adapters = isinstance(model, PeftModel)
         kwargs = {
-            **_sampling_arguments(args, eos_token_ids[roles[0]]),
             "roles": roles,
             "stop_strings": args.stop_strings or {},
             # That in which the trainer computes
@@ -545,6 +544,19 @@ def make_generations(
             "enable_sleep_mode": args.vllm_enable_sleep_mode,
             "model_impl": args.vllm_model_impl,
             "trust_remote_code": args.trust_remote_code,
+            "structured_outputs_regex": args.vllm_structured_outputs_regex,
+            "repetition_penalty": args.repetition_penalty,
+            "temperature": args.temperature,
+            "top_p": args.top_p,
+            "top_k": args.top_k,
+            "min_p": args.min_p,
+            "max_completion_length": args.max_completion_length,
+            "logprobs": 0,
+            "generation_kwargs": {
+                **cast(dict, args.generation_kwargs or {}),
+                "stop_token_ids": eos_token_ids[roles[0]],
+                "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
+            },
         }
         if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
             folder = Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
@@ -556,25 +568,6 @@ def make_generations(
         # engine need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
-
-
-def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[str, Any]:
-    """Returns the sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
-    return {
-        "structured_outputs_regex": args.vllm_structured_outputs_regex,
-        "repetition_penalty": args.repetition_penalty,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "min_p": args.min_p,
-        "max_completion_length": args.max_completion_length,
-        "logprobs": 0,
-        "generation_kwargs": {
-            **cast(dict, args.generation_kwargs or {}),
-            "stop_token_ids": eos_token_ids,
-            "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
-        },
-    }
 
 
 def check_engine(role: str, numbers: list[float], step: int) -> float:

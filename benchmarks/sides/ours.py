@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from datasets import Dataset
+from sides.task import Steps, load_reward, step_arguments
 from team_run import work
-from vs_comlrl_task import Steps, load_reward, step_arguments
 
 from trl_multiagent import (
     AgentTeam,
