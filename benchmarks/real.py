@@ -33,7 +33,7 @@ from trl_multiagent.runs.run import run_recipe
 # Name of each run -> its configuration, its changes, and its metrics with their bounds without messages, if known
 RUNS: dict[str, tuple[str, list[str], dict[str, str]]] = {
     "hidden": ("hidden", [], {"reward": "0.25"}),
-    "taboo": ("taboo", [], {"reward": "0.25", "right": "0.25", "said_the_word": ""}),
+    "taboo": ("taboo", [], {"reward": "0.25", "said_the_word": ""}),
     "editor": ("editor", [], {"reward": "", "solved": ""}),
     # 20 answers to an item of a step, as many as the team's drafts and edits
     "editor_alone": (
