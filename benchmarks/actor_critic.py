@@ -42,11 +42,11 @@ import tempfile
 from pathlib import Path
 
 from preference import CONFIGS, QUIET, SMOKE, Clock, held_out_reward
+from sides.task import ARGUMENTS
 from team_run import save_model
 from transformers import set_seed
 from two_turns import ROLES, TwoTurns, save_two_turn_model, two_turn_items
 from vs_comlrl import machine
-from vs_comlrl_task import ARGUMENTS
 
 from trl_multiagent import (
     AgentTeam,

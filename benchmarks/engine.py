@@ -9,7 +9,7 @@ Each part compares a way of this package with another one that gives the same, i
 medians.
 
 sampling: the sampling loop, against transformers' `generate` with the same shared prompts in a static cache, per token
-that is sampled. The cases are a level of the demo (16 prompts, 4 completions of at most 40 tokens each), and a random
+that is sampled. The cases are a turn of the demo (16 prompts, 4 completions of at most 40 tokens each), and a random
 model of 12 million parameters with a vocabulary of 16,384.
 """
 

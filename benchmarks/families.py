@@ -35,8 +35,8 @@ from vs_comlrl import machine
 from trl_multiagent.cli import TASKS
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.statistics import t_interval
-from trl_multiagent.runs.prepared import parse_recipe
-from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.prepared import prepare_training
+from trl_multiagent.runs.run import read_settings, run_recipe
 
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
@@ -108,7 +108,7 @@ def train(task: Task, family: str, algorithm: str, seed: int, folder: Path, comm
     if smoke:
         common += [f"{algorithm}.max_steps=1", f"{algorithm}.max_completion_length=4"]
     config = ["--config", str(config_file(family, algorithm))]
-    settings = parse_recipe(algorithm, task, [*config, "--override", *common], "benchmark")
+    settings = prepare_training(read_settings(algorithm, task, [*config, "--override", *common], "benchmark"))
     ranges = settings.make_environment().metric_ranges
     args = settings.training_args
     changes = [f"{algorithm}.{key}={args.max_steps}" for key in ("save_steps", "eval_steps")]

@@ -21,7 +21,7 @@ Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn
   `trl-multiagent[vllm]`.
 
 The roofline is the time for the products with the weights alone: every token of a tree that differs from others, or in
-what precedes it, once; all weights read once per decoding step of a level; at the rates for large products and for
+what precedes it, once; all weights read once per decoding step of a turn; at the rates for large products and for
 copies that are measured at the start. Attention, adapters, the optimizer and the cache of keys and values are not in
 it.
 """

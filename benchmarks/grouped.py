@@ -4,7 +4,7 @@ LoRA agents on one base: one call for all of them against one call for each, in 
     python benchmarks/grouped.py            # a base of 50 M parameters: about 4 minutes on one core
     python benchmarks/grouped.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
-The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One level of rollout
+The base is a random Qwen2 in float32, each agent has an adapter of rank 16 on all linear layers. One turn of rollout
 trees is sampled; both ways take turns with a third one, which shows what bounds one call: the base samples as many
 rows without adapters.
 """
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.rollout.sampler import Level, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 
 
@@ -54,7 +54,7 @@ def sampling(team: AgentTeam, prompts: list[list[int]], num_generations: int, nu
     nodes = [Node({}, [], {}) for _ in prompts]
 
     def sample(*roles: str) -> None:
-        generator.generate(Level(dict.fromkeys(roles, nodes), dict.fromkeys(roles, prompts), num_generations))
+        generator.generate(TurnPrompts(dict.fromkeys(roles, nodes), dict.fromkeys(roles, prompts), num_generations))
 
     return [lambda: [sample(role) for role in team.roles], lambda: sample(*team.roles)]
 

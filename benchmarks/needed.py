@@ -27,8 +27,8 @@ from vs_comlrl import machine
 
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.models import make_loader
-from trl_multiagent.runs.prepared import parse_recipe
-from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.prepared import prepare_training
+from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.tasks.needed import TASK
 
 
@@ -100,7 +100,8 @@ def measure(name: str, seed: int, folder: Path, smoke: bool) -> dict[str, Any]:
     argv = ["--config", str(CONFIGS / f"{config}.yaml"), "--override", *changes]
     clock = Clock()
     if not smoke:
-        make_loader(parse_recipe("magrpo", TASK, argv, "benchmark")).builders["demo"]()  # builds the base model
+        run = prepare_training(read_settings("magrpo", TASK, argv, "benchmark"))
+        make_loader(run).builders["demo"]()  # builds the base model
     base = clock.facts()["cpu_seconds"]
     run_recipe("magrpo", TASK, argv, "benchmark")
     training = clock.facts()["cpu_seconds"] - base

@@ -45,9 +45,9 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.prepared import parse_recipe
+from trl_multiagent.runs.prepared import prepare_training
 from trl_multiagent.runs.rounds import PREFERENCES_FOLDER
-from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.run import read_settings, run_recipe
 
 
 HERE = Path(__file__).resolve().parent
@@ -215,7 +215,7 @@ def train_peer(
     environment = {**os.environ, "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     clock = Clock(children=True)
     done = subprocess.run(
-        [peer, HERE / "preference_peer.py", path], env=environment, capture_output=True, text=True, check=False
+        [peer, "-m", "sides.peer_madpo", path], cwd=HERE, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"CoMLRL's run failed:\n{done.stderr[-3000:]}")
@@ -245,7 +245,7 @@ class Clock:
 def held_out_reward(task: Task, source: str, roles: tuple[str, ...] | None, num_items: int | None) -> float:
     """The mean joint reward, kind `paper`, of sampled answers to the held-out problems."""
     argv = ["--config", str(CONFIGS / "magrpo_demo.yaml"), "--override", "reward.kind=paper"]
-    environment = parse_recipe("magrpo", task, argv, "benchmark").make_environment()
+    environment = prepare_training(read_settings("magrpo", task, argv, "benchmark")).make_environment()
     items = demo_dataset("test").to_list()[:num_items]
     torch.manual_seed(0)
     team = AgentTeam.from_pretrained(source, roles)

@@ -178,9 +178,9 @@ class MeasuredMixin:
 
     def _play_trees(self, items):
         self.phases = dict.fromkeys(("generate", "reward"), 0.0)
-        levels = super()._play_trees(items)
-        self.work = work(levels, self.team.roles)
-        return levels
+        turns = super()._play_trees(items)
+        self.work = work(turns, self.team.roles)
+        return turns
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
@@ -348,18 +348,18 @@ def ask_again(item, history) -> dict[str, str]:
     return {role: f"\nOnce more, {role}:" for role in history[-1].prompts}
 
 
-def work(levels, roles: list[str]) -> dict[str, int]:
+def work(turns, roles: list[str]) -> dict[str, int]:
     """
     What a step cannot do without, over all agents: the tokens that differ from others, or in what precedes them; the
-    sampled ones among them; and the decoding steps of calls that sample a whole level.
+    sampled ones among them; and the decoding steps of calls that sample a whole turn.
     """
     completions = [
-        [x for node in nodes for x in node.samples[role].completion_ids] for nodes in levels for role in roles
+        [x for node in nodes for x in node.samples[role].completion_ids] for nodes in turns for role in roles
     ]
     sequences = [
         sorted(
             x.prompt_ids + ids
-            for nodes in levels
+            for nodes in turns
             for node in nodes
             for x in [node.samples[role]]
             for ids in x.completion_ids

@@ -31,7 +31,7 @@ What is measured:
 - peak memory: the largest resident size of the process since its start, libraries included, sandbox helpers not
   (Linux);
 - the floor: the processor time of the products with the weights alone in a step of this project, every token of a tree
-  that differs from others, or in what precedes it, once; see `vs_comlrl_floor.py`;
+  that differs from others, or in what precedes it, once; see `sides/floor.py`;
 - the profile of this project's step: reading prompts and sampling tokens, which are parts of generate, and forward and
   backward of the update;
 - the reward curve: mean joint reward of the sampled joint actions against env steps, at the same learning rate.
@@ -66,10 +66,10 @@ import tempfile
 import venv
 from pathlib import Path
 
+from sides.floor import floor
+from sides.task import ROLES
 from team_run import save_model
 from tqdm.auto import tqdm
-from vs_comlrl_floor import floor
-from vs_comlrl_task import ROLES
 
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
@@ -256,12 +256,13 @@ class System:
         }
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [python, HERE / f"vs_comlrl_{name}.py", settings],
+                [python, "-m", f"sides.{name}", settings],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=environment,
+                cwd=HERE,
             )
 
     def step(self) -> dict:

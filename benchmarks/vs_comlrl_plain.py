@@ -16,11 +16,11 @@ import tempfile
 from pathlib import Path
 
 import torch
+from sides.task import ROLES, load_reward
 from team_run import save_model
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vs_comlrl import COMMON, CRITICS, CURVE_LEARNING_RATE, items
-from vs_comlrl_task import ROLES, load_reward
 
 from trl_multiagent.demo.model import demo_model
 

@@ -14,6 +14,7 @@ FORKED_CHILDREN = Path(__file__).parent / "helpers" / "forked_children.py"
 TABLES = {
     "actor_critic": "demo, ",
     "class_completion": "reference, 3 agents",
+    "composite": "| Qwen3_5 | Qwen3_5ForConditionalGeneration | yes | yes | yes | yes |",
     "engine": "sampling, ",
     "evaluation": "team minus control",
     "families": "bug_fixing, ",

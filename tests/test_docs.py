@@ -19,9 +19,9 @@ from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.rollout.tree import Node, Samples
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.run import run_recipe
 
+from prepared import parse_recipe
 from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
@@ -179,7 +179,7 @@ def blocks_of_tasks():
 def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
     functions, rewards, *_ = blocks_of_tasks()
     names = run_example(functions, {"grade": grade})
-    drafts, texts = names["trainer"]._levels
+    drafts, texts = names["trainer"]._turns
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
     texts = ["rain rain, Rain!", "Rain fell on the roof all night.", "rain roof night " * 8]
     found = names["short_and_complete"]([{"editor": text} for text in texts], ["rain roof night"] * 3)
@@ -228,7 +228,7 @@ def test_examples_of_seats_and_tools(run_example):
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
     assert outcome.extra == {"answer/reader": "Missing: roof"}
     names = run_example(tools)
-    assert {node.roles for nodes in names["trainer"]._levels for node in nodes} == {("agent",)}
+    assert {node.roles for nodes in names["trainer"]._turns for node in nodes} == {("agent",)}
 
 
 def test_the_numbers_of_joint_actions_on_the_page_of_workflows():

@@ -17,7 +17,7 @@ def minimal_magrpo():
 def test_the_minimal_example_computes_the_gradients_of_the_trainer(tmp_path):
     example = minimal_magrpo()
     gradients, trainer, before = one_update(tmp_path, num_turns=1, items_per_device=2, num_generations=3)
-    nodes = trainer._levels[0]
+    nodes = trainer._turns[0]
     advantages = [example.advantages_of(node.rewards) for node in nodes]
     for role in before.roles:
         samples = [node.samples[role] for node in nodes]

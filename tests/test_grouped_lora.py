@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import OPTConfig, OPTForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.rollout.sampler import Level, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 
 from tiny import byte_tokenizer, team_of, tiny_llama
@@ -85,11 +85,11 @@ def test_completions(name, settings):
     generator = TransformersGenerator(team, arguments, budget, stops, seed=3)
     nodes = {role: [Node({}, (), {}, tree=k) for k in range(2)] for role in team.roles}
     num_generations = 1 if num_calls == 3 else 20 if settings == "temperature" else 5
-    level = Level(nodes, {role: PROMPTS[role] for role in team.roles}, num_generations)
-    joint = generator.generate(level)
-    assert len(generator.calls(level)) == (num_calls if num_calls == 3 else TEAMS[name][1])
-    with mock.patch.object(generator, "calls", lambda level: [[role] for role in level.prompt_ids]):
-        assert generator.generate(level) == joint
+    turn = TurnPrompts(nodes, {role: PROMPTS[role] for role in team.roles}, num_generations)
+    joint = generator.generate(turn)
+    assert len(generator.calls(turn)) == (num_calls if num_calls == 3 else TEAMS[name][1])
+    with mock.patch.object(generator, "calls", lambda turn: [[role] for role in turn.prompt_ids]):
+        assert generator.generate(turn) == joint
     if settings == "temperature":  # completions end in every way
         texts = {role: [tokenizer.decode(ids) for prompt in joint[role] for ids in prompt.ids] for role in joint}
         assert any(text.endswith("B") for text in texts["aux"]) and any(text.endswith("A") for text in texts["main"])
@@ -100,11 +100,11 @@ def test_references_sample():
     team = adapted({"init_lora_weights": True}, {})
     generator = TransformersGenerator(team, sampling_arguments({"do_sample": False, "max_new_tokens": 8}))
     nodes = {role: [Node({}, (), {}) for _ in range(2)] for role in team.roles}
-    level = Level(nodes, {role: PROMPTS[role] for role in team.roles}, 1)
-    initial = generator.generate(level)
+    turn = TurnPrompts(nodes, {role: PROMPTS[role] for role in team.roles}, 1)
+    initial = generator.generate(turn)
     team.keep_reference()
     for parameter in team.agent_parameters("aux") + team.agent_parameters("main"):
         parameter.data += 0.3
-    assert generator.generate(level) != initial
+    assert generator.generate(turn) != initial
     with team.as_reference():
-        assert generator.generate(level) == initial
+        assert generator.generate(turn) == initial

@@ -1,5 +1,6 @@
 """Reasoning: who sees it, and which ordinary texts stay as they are, with chat templates of several families."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from transformers import AddedToken
 from trl.chat_template_utils import add_response_schema
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
+from trl_multiagent.environments.tools import find_calls
+from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
-from trl_multiagent.models.reasoning import answers_of, whole_texts
-from trl_multiagent.rollout.sampler import Completions, TeamSampler
+from trl_multiagent.models.reasoning import CompletionReader
+from trl_multiagent.rollout.sampler import Completions, TeamSampler, render_chat
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import play_episodes
 
@@ -18,27 +21,43 @@ from tiny import byte_tokenizer, tiny_llama
 
 
 THOUGHT, ANSWER = "Maybe ```python\nx = 1\n```?", "It is 42."
-TAGS = [AddedToken(token, special=False) for token in ("<think>", "</think>", "<tool_call>", "</tool_call>")]
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+COHERE = [f"<|{place}_{part}|>" for place in ("START", "END") for part in ("THINKING", "RESPONSE")]
+ADDED = {"qwen3": TAGS, "deepseek_r1_distill": TAGS, "gemma": ("<b>",), "cohere2": COHERE}  # are not special
 SPECIAL = {
     "qwen3": ["<|im_start|>", "<|im_end|>"],
     "deepseek_r1_distill": ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"],
     "gptoss": ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>"],
     "gemma": ["<bos>", "<start_of_turn>", "<end_of_turn>"],
     "gemma4": ["<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"],
+    "smolvlm": ["<|im_start|>", "<end_of_utterance>"],
+    "cohere2": ["<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"],
+    "mistral": ["[INST]", "[/INST]", "[THINK]", "[/THINK]"],
 }
 REASONED = {
     "qwen3": f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}",
     "deepseek_r1_distill": f"{THOUGHT}\n</think>\n\n{ANSWER}",  # the prompt ends with the first tag
     "gptoss": f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final<|message|>{ANSWER}",
+    "gemma4": f"<|channel>thought\n{THOUGHT}<channel|>{ANSWER}",
+    "cohere2": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{ANSWER}<|END_RESPONSE|>",
+    "mistral": f"[THINK]{THOUGHT}[/THINK]{ANSWER}",
 }
 CUT_OFF = {"qwen3": "<think>\nMaybe", "deepseek_r1_distill": "Maybe", "gptoss": "<|channel|>analysis<|message|>Maybe"}
+CUT_OFF |= {"gemma4": "<|channel>thought\nMaybe", "cohere2": "<|START_THINKING|>Maybe", "mistral": "[THINK]Maybe"}
+# As that of Magistral, for a question and its answer
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}"
+    "{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
 
 
 def tokenizer_of(family):
     """A byte tokenizer with the chat template of a family, from TRL, and the family's special tokens."""
-    tokenizer = byte_tokenizer((Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja").read_text())
+    file = Path(trl.__file__).parent / "chat_templates" / f"{family}.jinja"
+    tokenizer = byte_tokenizer(MISTRAL if family == "mistral" else file.read_text())
+    tokenizer.bos_token = ""
     tokenizer.add_special_tokens({"extra_special_tokens": SPECIAL[family]})
-    tokenizer.add_tokens({"gemma": [AddedToken("<b>", special=False)], "gemma4": [], "gptoss": []}.get(family, TAGS))
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in ADDED.get(family, ())])
     if family == "deepseek_r1_distill":
         tokenizer.bos_token, _ = SPECIAL[family]
         tokenizer.add_tokens([AddedToken(f"<｜{role}｜>", special=False) for role in ("User", "Assistant")])
@@ -52,7 +71,8 @@ def prompt_of(tokenizer, messages):
 def split(tokenizer, *completions):
     prompt = tokenizer(prompt_of(tokenizer, [{"role": "user", "content": "Hi"}]), add_special_tokens=False)
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
-    return answers_of(tokenizer, prompt["input_ids"], ids, whole_texts(tokenizer, ids))
+    reader = CompletionReader(tokenizer)
+    return reader.answers(prompt["input_ids"], ids, reader.texts(ids))
 
 
 @pytest.mark.parametrize("family", REASONED)
@@ -73,25 +93,36 @@ def test_an_answer_follows_the_reasoning(family):
         edited = tokenizer_of(family)
         edited.chat_template += "{# edited #}"
         assert split(tokenizer, twice, "no channel") == [ANSWER, ""] and split(edited, twice) == [ANSWER]
+    elif family == "cohere2":
+        assert split(tokenizer, f"{ANSWER}<|END_RESPONSE|>") == [ANSWER]  # the prompt begins the response
     else:
         assert split(tokenizer_of("gemma"), "<think>x</think>y") == ["<think>x</think>y"]  # is no reasoning model
 
 
-def test_a_malformed_response_has_no_answer():
-    tokenizer = add_response_schema(tokenizer_of("gemma4"))
-    assert split(tokenizer, "<|tool_call>call:guess{number:<tool_call|>", "Hi <b>") == ["", "Hi <b>"]
+def test_calls_in_a_models_own_form_are_part_of_its_answer():
+    thought = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
+    for header in (
+        "<|channel|>commentary to=functions.guess <|constrain|>json",
+        " to=functions.guess<|channel|>commentary json",
+    ):
+        (answer,) = split(tokenizer_of("gptoss"), f'{thought}{header}<|message|>{{"number": 3}}<|call|>')
+        assert answer == 'to=functions.guess {"number": 3}' and find_calls(answer) == ['guess {"number": 3}']
+    (quoted,) = split(tokenizer_of("gptoss"), thought.replace(THOUGHT, "to=functions.guess {}"))
+    assert quoted == ""
+    tokenizer, call = add_response_schema(tokenizer_of("gemma4")), "<|tool_call>call:guess{number:%s<tool_call|>"
+    thought = f"<|channel>thought\n{THOUGHT}<channel|>"
+    found = split(tokenizer, thought + call % "3}", thought + call % "", thought + ANSWER, "<|channel>thought\nx")
+    assert find_calls(found[0]) == ['{"name": "guess", "arguments": {"number": 3}}']
+    assert found[1:] == ["call:guess{number:", ANSWER, ""]
 
 
 def test_tags_that_are_special_tokens():
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"extra_special_tokens": ["<think>", "</think>"]})
     ids = tokenizer("<think>a</think>b<eos>")["input_ids"]
-    assert whole_texts(tokenizer, [ids]) == ["<think>a</think>b"]
-    assert split_plain(tokenizer, ids) == ["b"]
-
-
-def split_plain(tokenizer, ids):
-    return answers_of(tokenizer, [65], [ids], whole_texts(tokenizer, [ids]))
+    reader = CompletionReader(tokenizer)
+    assert reader.texts([ids]) == ["<think>a</think>b"]
+    assert reader.answers([65], [ids], reader.texts([ids])) == ["b"]
 
 
 class Says:
@@ -103,23 +134,23 @@ class Says:
         self.ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         self.prompts = []
 
-    def generate(self, level):
-        self.prompts.append(level.prompt_ids)
+    def generate(self, turn):
+        self.prompts.append(turn.prompt_ids)
         return {
-            role: [Completions([list(self.ids)] * level.num_generations) for _ in prompts]
-            for role, prompts in level.prompt_ids.items()
+            role: [Completions([list(self.ids)] * turn.num_generations) for _ in prompts]
+            for role, prompts in turn.prompt_ids.items()
         }
 
 
-def play(family, environment, reasoning="auto", **kwargs):
+def play(family, environment, reasoning="auto", text=None, **kwargs):
     """Plays one episode. Returns its nodes, and the text of each turn's prompts."""
     tokenizer = tokenizer_of(family)
     team = AgentTeam({role: tiny_llama() for role in environment.roles}, dict.fromkeys(environment.roles, tokenizer))
-    team.reasoning = reasoning
-    says = Says(tokenizer, REASONED[family])
-    levels = play_episodes([{"x": "1"}], environment, TeamSampler(team, says), **kwargs)
+    team.reasoning = dict.fromkeys(team.roles, reasoning)
+    says = Says(tokenizer, text or REASONED[family])
+    turns = play_episodes([{"x": "1"}], environment, TeamSampler(team, says), **kwargs)
     prompts = [{role: tokenizer.decode(ids[0]) for role, ids in turn.items() if ids} for turn in says.prompts]
-    return levels, prompts
+    return turns, prompts
 
 
 @pytest.mark.parametrize("family", REASONED)
@@ -133,10 +164,11 @@ def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
         heard.append(str(await agents.b(f"It was said: {said}")))
         return float(said == ANSWER)
 
-    levels, prompts = play(family, relay, num_turns=2)
-    assert heard[0] == heard[2] == ANSWER and THOUGHT in heard[1] and levels[1][0].rewards == [1.0]
+    turns, prompts = play(family, relay, num_turns=2)
+    assert heard[0] == heard[2] == ANSWER and THOUGHT in heard[1] and turns[1][0].rewards == [1.0]
+    assert heard[1] == re.sub(r"<\|\w+_RESPONSE\|>", "", REASONED[family])  # marks neither reasoning nor answer
     assert ANSWER in prompts[1]["b"] and THOUGHT not in prompts[1]["b"]
-    rows = trace_rows(levels, ("a", "b"), step=1)
+    rows = trace_rows(turns, ("a", "b"), step=1)
     assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
 
 
@@ -171,3 +203,28 @@ def test_only_special_tokens_and_role_lines_are_altered(family):
     begins = SPECIAL[family][:2] + (["<｜User｜>"] if family == "deepseek_r1_distill" else [])
     for marker in begins:
         assert without_markers(f"x {marker}y", pattern) == f"x {marker[0]} {marker[1:]}y"
+
+
+def test_a_template_of_parts_gets_the_text():
+    tokenizer = tokenizer_of("smolvlm")
+    environment = FunctionEnvironment(
+        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
+    )
+    _, prompts = play("smolvlm", environment, text=ANSWER, num_turns=2)
+    parts = [("user", "Question 1?"), ("assistant", ANSWER), ("user", "And now?")]
+    messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in parts]
+    assert [turn["a"] for turn in prompts] == [prompt_of(tokenizer, messages[:1]), prompt_of(tokenizer, messages)]
+    pattern = marker_pattern(tokenizer, lambda messages: render_chat(tokenizer, messages))
+    assert without_markers("x <end_of_utterance>y", pattern) == "x < end_of_utterance>y"
+
+
+def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
+    tokenizer = tokenizer_of("qwen3")
+    teams = [AgentTeam({role: tiny_llama() for role in "ab"}, dict.fromkeys("ab", tokenizer)) for _ in range(2)]
+    teams[0].reasoning = {"a": "keep", "b": "none"}
+    sampler = TeamSampler(MixedTeam({"b": teams[0], "a": teams[1]}), None)
+    assert sampler.team.reasoning == {"b": "none", "a": "auto"}
+    assert [sampler.template_kwargs(role) for role in "ba"] == [{"enable_thinking": False}, {}]
+    teams[0].save_pretrained(tmp_path)
+    assert AgentTeam.from_pretrained(tmp_path).reasoning == teams[0].reasoning
+    assert AgentTeam.from_pretrained(tmp_path, reasoning="auto").reasoning == {"a": "auto", "b": "auto"}

@@ -17,7 +17,7 @@ from trl_multiagent.limits import Setting
 from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.runs import prepared
 from trl_multiagent.runs.plan import print_plan, rollout_lines
-from trl_multiagent.runs.prepared import parse_recipe, prepare_run
+from trl_multiagent.runs.prepared import prepare_run
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import set_up_wandb
 from trl_multiagent.settings.algorithms import ALGORITHMS
@@ -26,6 +26,8 @@ from trl_multiagent.settings.read import RENAMED, merge, parse_value
 from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
 from trl_multiagent.tasks.code_generation.data import TASK
 from trl_multiagent.team.load import LoadError
+
+from prepared import parse_recipe
 
 
 @pytest.fixture

@@ -61,8 +61,8 @@ def test_joint_actions():
 @pytest.mark.parametrize(("mode", "sizes"), [("align", [3, 6, 12]), ("cross", [3, 12, 48])])
 def test_tree_sizes_and_one_call_per_level(mode, sizes):
     environment = Letters()
-    levels = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
-    assert [len(nodes) for nodes in levels] == sizes
+    turns = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
+    assert [len(nodes) for nodes in turns] == sizes
     assert environment.calls == [(what, size) for size in sizes for what in ("prompts", "samples")]
 
 
@@ -102,18 +102,18 @@ def test_three_agents_cross():
 
 def test_rewards_are_processed_before_anything_looks_at_them():
     rewards = {"a0+m0": 1.0, "a1+m1": 3.0}
-    levels = grow(Letters(rewards), num_turns=2, early_termination_threshold=-0.5, process_reward=lambda x: 2 * x - 4)
-    assert levels[0][0].rewards == [-2.0, 2.0]
-    assert levels[0][0].ended_early  # their mean, 0, is above the threshold
+    turns = grow(Letters(rewards), num_turns=2, early_termination_threshold=-0.5, process_reward=lambda x: 2 * x - 4)
+    assert turns[0][0].rewards == [-2.0, 2.0]
+    assert turns[0][0].ended_early  # their mean, 0, is above the threshold
 
 
 @pytest.mark.parametrize(("threshold", "leaf"), [(1.4999, True), (1.5, False), (None, False)])
 def test_early_termination_is_strict_and_ends_one_branch(threshold, leaf):
     rewards = {"a0+m0": 1.0, "a1+m1": 2.0, "a0+m0 a0+m0": 9.0}
-    levels = grow(Letters(rewards), num_turns=3, early_termination_threshold=threshold)
-    root = levels[0][0]
+    turns = grow(Letters(rewards), num_turns=3, early_termination_threshold=threshold)
+    root = turns[0][0]
     assert root.ended_early == leaf
-    assert [len(nodes) for nodes in levels] == ([1, 0, 0] if leaf else [1, 2, 4 if threshold is None else 2])
+    assert [len(nodes) for nodes in turns] == ([1, 0, 0] if leaf else [1, 2, 4 if threshold is None else 2])
     if leaf:
         assert root.returns == root.rewards
     elif threshold is not None:
@@ -121,8 +121,8 @@ def test_early_termination_is_strict_and_ends_one_branch(threshold, leaf):
 
 
 def test_histories_are_the_branch_s_own():
-    levels = grow(Letters(), num_turns=3)
-    last = levels[2][-1]
+    turns = grow(Letters(), num_turns=3)
+    last = turns[2][-1]
     assert [turn.joint_action for turn in last.history] == [{"aux": "a1", "main": "m1"}] * 2
     assert [turn.prompts["aux"] for turn in last.history] == ["0/aux/0", "0/aux/1"]
     assert last.prompts["main"] == "0/main/2"
@@ -134,27 +134,27 @@ def test_an_environment_ends_some_branches_of_a_node():
     environment.prompts = lambda item, history: (
         {} if history and history[0].joint_action["aux"] == "a0" else asked(item, history)
     )
-    levels = grow(environment, num_turns=2)
-    root = levels[0][0]
-    assert root.ended == [0] and list(root.children) == [1] and len(levels[1]) == 1 and levels[1][0].ended == []
+    turns = grow(environment, num_turns=2)
+    root = turns[0][0]
+    assert root.ended == [0] and list(root.children) == [1] and len(turns[1]) == 1 and turns[1][0].ended == []
     assert root.returns == [4.0, 1.0 + 3.0]
     assert grow(environment, num_turns=2, handoff="best")[1] == []  # the best joint action is the one that ends
 
 
 def test_best_handoff_is_a_chain_of_first_maxima():
     rewards = {"a0+m0": 1.0, "a1+m1": 3.0, "a2+m2": 3.0, "a1+m1 a0+m0": 7.0}
-    levels = grow(Letters(rewards), num_generations=3, num_turns=2, handoff="best", discount=0.9)
-    assert [len(nodes) for nodes in levels] == [1, 1]
-    assert list(levels[0][0].children) == [1]
-    assert levels[0][0].returns == [1.0, 3.0, 3.0]  # immediate rewards only
-    assert levels[1][0].returns == [7.0, 0.0, 0.0]
+    turns = grow(Letters(rewards), num_generations=3, num_turns=2, handoff="best", discount=0.9)
+    assert [len(nodes) for nodes in turns] == [1, 1]
+    assert list(turns[0][0].children) == [1]
+    assert turns[0][0].returns == [1.0, 3.0, 3.0]  # immediate rewards only
+    assert turns[1][0].returns == [7.0, 0.0, 0.0]
 
 
 def test_random_handoff_draws_every_sibling():
     def draw(numbers, seed="0/step 1"):
         settings = {"num_generations": 3, "num_turns": 3, "handoff": "random", "seed": seed}
-        levels = grow(Letters(), [{"id": k} for k in numbers], numbers=numbers, **settings)
-        return [[next(iter(node.children)) for node in nodes] for nodes in levels[:2]]
+        turns = grow(Letters(), [{"id": k} for k in numbers], numbers=numbers, **settings)
+        return [[next(iter(node.children)) for node in nodes] for nodes in turns[:2]]
 
     drawn = draw(range(300))
     assert all(70 < of_turn.count(g) < 130 for of_turn in drawn for g in range(3))

@@ -60,15 +60,15 @@ def test_a_dialogue_with_a_simulated_user():
         return {"agent": [Samples([1], [[1]], [f"answer{len(node.history)}"]) for node in nodes]}
 
     items = [{"id": 1, "rounds": 1}, {"id": 2, "rounds": 2}]
-    levels = play_episodes(items, environment, sample, num_turns=3)
+    turns = play_episodes(items, environment, sample, num_turns=3)
     assert asked == [
         {"agent": "agent 1: hello0"},
         {"agent": "agent 1: hello0"},
         {"agent": "agent 3: hello0/answer0/hello2"},
     ]
-    assert [[node.rewards[0] for node in nodes] for nodes in levels] == [[11.0 + 2, 11.0 + 2], [13.0 + 4], []]
-    assert levels[0][1].returns == [13.0 + 17.0]
-    (first,), (second, third) = turns_of_episodes(levels)
+    assert [[node.rewards[0] for node in nodes] for nodes in turns] == [[11.0 + 2, 11.0 + 2], [13.0 + 4], []]
+    assert turns[0][1].returns == [13.0 + 17.0]
+    (first,), (second, third) = turns_of_episodes(turns)
     assert first.outcome.metrics == {"turn": 2.0} and third.outcome.metrics == {"turn": 4.0}
     assert first.outcome.extra == {"answer/user": "bye"} and second.outcome.extra == {"answer/user": "hello2"}
     assert environment.roles == ("agent",) and environment.resume_settings()["seats"] == {"user": {"function": "user"}}
@@ -134,10 +134,10 @@ def test_every_episode_has_an_opening_of_its_own_whose_reward_counts():
         shown.extend(node.prompts["agent"] for node in nodes)
         return {"agent": [Samples([1], [[1]], ["answer"]) for node in nodes]}
 
-    levels = play_episodes([{"id": 1}, {"id": 2}], environment, sample, num_turns=1, num_episodes=3)
+    turns = play_episodes([{"id": 1}, {"id": 2}], environment, sample, num_turns=1, num_episodes=3)
     assert shown == [f"agent 1: {k}" for k in range(6)]
-    assert [node.rewards for node in levels[0]] == [[10.0 + 1.0 + 10.0]] * 6
-    seen = [node.outcomes[0].info.history[0].joint_action["user"] for node in levels[0]]
+    assert [node.rewards for node in turns[0]] == [[10.0 + 1.0 + 10.0]] * 6
+    seen = [node.outcomes[0].info.history[0].joint_action["user"] for node in turns[0]]
     assert seen == [str(k) for k in range(6)]  # each is scored with the opening that its agent has seen
 
 
@@ -153,10 +153,10 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     before = [x.clone() for x in other.parameters()]
     environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
     found, trainer, start = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
-    assert distance(found, reference_gradients(trainer._levels, start)) < 1e-5
+    assert distance(found, reference_gradients(trainer._turns, start)) < 1e-5
     assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
     assert {name.split(".")[1] for name in found} == {"a"} and trainer.environment.roles == ("a",)
-    shown = [outcome.extra["answer/b"] for node in trainer._levels[0] for outcome in node.outcomes]
+    shown = [outcome.extra["answer/b"] for node in trainer._turns[0] for outcome in node.outcomes]
     assert len(set(shown)) > 1
 
 
@@ -249,9 +249,9 @@ def test_partners_are_drawn_per_item_and_step(tmp_path):
     play = trainer._play_trees
 
     def watched(items):
-        levels = play(items)
-        partners.append([{outcome.extra["answer/b"] for outcome in node.outcomes} for node in levels[0]])
-        return levels
+        turns = play(items)
+        partners.append([{outcome.extra["answer/b"] for outcome in node.outcomes} for node in turns[0]])
+        return turns
 
     trainer._play_trees = watched
     trainer.train()

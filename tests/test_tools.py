@@ -171,11 +171,11 @@ def test_a_tree_of_guesses():
         return guess(3 + 2 * g)
 
     items = [{"secret": secret, "limit": 9} for secret in (5, 3)]
-    levels = grow_trees(
+    turns = grow_trees(
         items, environment, sample(agent), lambda x: judge_nodes(environment, x), num_turns=2, num_generations=2
     )
-    assert [node.prompts["agent"] for node in levels[1]] == [f"So: 1: {x}" for x in ("up", "right", "right", "down")]
-    assert [node.rewards for node in levels[1]] == [[0, 0.5], [0, 0.5], [0.5, 0], [0.5, 0]]
+    assert [node.prompts["agent"] for node in turns[1]] == [f"So: 1: {x}" for x in ("up", "right", "right", "down")]
+    assert [node.rewards for node in turns[1]] == [[0, 0.5], [0, 0.5], [0.5, 0], [0.5, 0]]
 
 
 def test_an_item_names_its_environment():
@@ -207,7 +207,7 @@ def test_a_training_with_tools(tmp_path):
     trainer = tiny_trainer(tmp_path, tiny_team(("agent",)), environment, train_dataset=items, **settings)
     trainer.train()
     rewards = []
-    for node in trainer._levels[1]:
+    for node in trainer._turns[1]:
         for text, reward in zip(node.samples["agent"].texts, node.rewards, strict=True):
             assert reward == (0.5 if len(text) == node.item["secret"] else 0.0)
             rewards.append(reward)

@@ -60,17 +60,17 @@ def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, tex
     )
 
 
-def advantages(levels, mode="mean", roles=("aux", "main")):
+def advantages(turns, mode="mean", roles=("aux", "main")):
     def of_node(node):
         returns = torch.tensor([node.agent_returns(role) for role in roles])
         return dict(zip(roles, sibling_advantages(returns, mode), strict=True))
 
-    return [[of_node(node) for node in nodes] for nodes in levels]
+    return [[of_node(node) for node in nodes] for nodes in turns]
 
 
-def rows_of(levels=None, **settings):
-    levels = grow() if levels is None else levels
-    return trace_rows(levels, ROLES, advantages(levels), **{"step": 3, **settings})
+def rows_of(turns=None, **settings):
+    turns = grow() if turns is None else turns
+    return trace_rows(turns, ROLES, advantages(turns), **{"step": 3, **settings})
 
 
 def test_a_row_per_joint_action():
@@ -92,10 +92,10 @@ def test_a_row_per_joint_action():
 
 
 def test_frozen_agents_and_evaluations_have_no_advantage():
-    levels = grow()
-    rows = trace_rows(levels, ROLES, advantages(levels, roles=("main",)), step=1)
+    turns = grow()
+    rows = trace_rows(turns, ROLES, advantages(turns, roles=("main",)), step=1)
     assert {row["advantage/aux"] for row in rows} == {None} and None not in {row["advantage/main"] for row in rows}
-    rows = trace_rows(levels, ROLES, step=1, split="eval_hard")
+    rows = trace_rows(turns, ROLES, step=1, split="eval_hard")
     assert {(row["split"], row["advantage/main"]) for row in rows} == {("eval_hard", None)}
 
 
@@ -164,10 +164,10 @@ def test_texts_that_are_no_unicode(tmp_path):
 
 
 def test_the_best_and_the_worst_tree():
-    levels = grow()
-    for value, node in enumerate(levels[0]):
+    turns = grow()
+    for value, node in enumerate(turns[0]):
         node.returns = [float(value), value + 0.5]
-    trees = trees_of(rows_of(levels))
+    trees = trees_of(rows_of(turns))
     assert [(name, tree[0]["tree"]) for name, tree in choose_trees(trees, 3, 0)] == [("best", 1), ("worst", 0)]
 
 
@@ -192,10 +192,10 @@ def test_episodes_in_which_roles_do_not_act():
         return {role: [Samples([1], [[1]], [text]) for text in texts[role]] for role in ROLES}
 
     settings = {"num_turns": 3, "num_generations": 1, "num_episodes": 2}
-    levels = grow_trees(
+    turns = grow_trees(
         [{"x": "1"}, {"x": "2"}], environment, sample, lambda x: judge_nodes(environment, x), **settings
     )
-    rows = trace_rows(levels, ROLES, step=1)
+    rows = trace_rows(turns, ROLES, step=1)
     assert [(row["tree"], row["episode"], row["node"]) for row in rows] == [
         *[(tree, episode, node) for node in ("/", "/0") for tree in (0, 1) for episode in (0, 1)],
         *[(tree, 1, "/0/0") for tree in (0, 1)],

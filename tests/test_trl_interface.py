@@ -19,8 +19,9 @@ from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, Tra
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
 from transformers.integrations.integration_utils import rewrite_logs
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils.chat_template_utils import render_jinja_template
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer
-from trl.data_utils import apply_chat_template
+from trl.data_utils import apply_chat_template, prepare_multimodal_messages
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -80,6 +81,11 @@ CALLED = {
     add_hooks: "model",
     remove_hooks: "model",
     apply_chat_template: "example processing_class tools template_kwargs",
+    prepare_multimodal_messages: "messages images",
+    render_jinja_template: """
+        conversations tools documents chat_template return_assistant_tokens_mask continue_final_message
+        add_generation_prompt kwargs
+    """,
     add_fused_lm_head: "model temperature cast_lm_head_to_fp32 outputs",
     create_model_from_path: "model_id architecture kwargs",
     get_config_model_id: "config",

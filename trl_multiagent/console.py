@@ -21,7 +21,7 @@ def quiet_libraries() -> None:
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
-    warnings.filterwarnings("ignore", "`gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)
+    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)
     # `accelerate launch` lists the flags that were left out. Their defaults are right
     logging.getLogger("accelerate.commands.launch").addFilter(is_no_list_of_defaults)
 

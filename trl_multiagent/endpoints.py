@@ -63,9 +63,9 @@ class EndpointSettings:
     temperature: float | None = setting("Sampling temperature; by default the endpoint's own.", ge=0, le=2)
     top_p: float | None = setting("Nucleus sampling probability; by default the endpoint's own.", gt=0, le=1)
     extra_body: dict[str, Any] | None = setting("Additional fields of each request.")
-    timeout: float = setting("Seconds that one request may take.", 120.0, gt=0, le=1000000)
-    tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1, le=1000)
-    concurrency: int = setting("Number of parallel requests in each process.", 16, ge=1, le=10000)
+    timeout: float = setting("Seconds that one request may take.", 120.0, gt=0)
+    tries: int = setting("Number of attempts per request if the endpoint fails.", 3, ge=1)
+    concurrency: int = setting("Number of parallel requests in each process.", 16, ge=1)
 
     @property
     def parameters(self) -> dict[str, Any]:

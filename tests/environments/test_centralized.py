@@ -14,10 +14,10 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 
+from prepared import parse_recipe
 from tiny import Workflow, tiny_items
 
 

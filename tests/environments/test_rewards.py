@@ -149,10 +149,10 @@ def test_the_joint_actions_of_an_item_can_be_ranked(order):
         return {role: [Samples([1], [[1]] * number, own) for own in texts] for role in roles}
 
     env, turns = environment(shortest, order=order), len(order or [1])
-    levels = grow_trees(
+    played = grow_trees(
         ITEMS[:1] * 2, env, sample, lambda nodes: judge_nodes(env, nodes), num_turns=turns, num_generations=2
     )
-    assert [node.rewards for node in levels[-1]] == [[1.0, 0.0]] * 2**turns
+    assert [node.rewards for node in played[-1]] == [[1.0, 0.0]] * 2**turns
     assert rewards(env if order is None else environment(shortest)) == [1.0, 1.0]
 
 

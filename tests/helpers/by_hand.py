@@ -60,9 +60,9 @@ def value(node, j, discount):
 
 
 def reference_gradients(
-    levels, team, mode="mean", joint="align", discount=1.0, weights=None, temperature=1.0, beta=0.0, reference=None
+    turns, team, mode="mean", joint="align", discount=1.0, weights=None, temperature=1.0, beta=0.0, reference=None
 ):
-    nodes = [(turn, node) for turn, level in enumerate(levels) for node in level]
+    nodes = [(turn, node) for turn, nodes in enumerate(turns) for node in nodes]
     roles = team.roles
     size = len(nodes[0][1].samples[roles[0]].texts)
     for k, role in enumerate(roles):
@@ -95,10 +95,10 @@ def reference_gradients(
     return {name: parameter.grad for name, parameter in team.named_parameters() if parameter.grad is not None}
 
 
-def router_loss(levels, team, role):
+def router_loss(turns, team, role):
     """The load-balancing loss over all tokens of the batch, each sequence on its own, by transformers' function."""
     by_layer = defaultdict(list)
-    for samples in (node.samples[role] for level in levels for node in level):
+    for samples in (node.samples[role] for nodes in turns for node in nodes):
         for completion_ids in samples.completion_ids:
             with team.activate(role) as agent:
                 outputs = agent(torch.tensor([samples.prompt_ids + completion_ids]), output_router_logits=True)
@@ -138,7 +138,7 @@ def trl_trainer(tmp_path, trainer_class, config_class, trainer, before, dataset,
         processing_class=before.tokenizers["solo"],
         callbacks=[*callbacks],
     )
-    samples = [node.samples["solo"] for node in trainer._levels[0]]
+    samples = [node.samples["solo"] for node in trainer._turns[0]]
     single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
     single.train()
     return single

@@ -20,16 +20,16 @@ def baseline(values, g, mode):
     return {"mean": fmean(values), "rloo": fmean(others or values), "max": max(values), "raw": 0.0}[mode]
 
 
-def expected_gradients(levels, team, mode="mean", discount=1.0, less=lambda node, j, role: 0.0, standardized=False):
+def expected_gradients(turns, team, mode="mean", discount=1.0, less=lambda node, j, role: 0.0, standardized=False):
     """
     The gradients of the mean over an agent's own completions of -A sum log pi, with siblings at a node or across the
     episodes of an item.
     """
-    first = levels[0][0]
-    size = sum(len(node.samples[node.roles[0]].texts) for node in levels[0] if node.tree == first.tree)
+    first = turns[0][0]
+    size = sum(len(node.samples[node.roles[0]].texts) for node in turns[0] if node.tree == first.tree)
     for role in team.trained_roles:
         rows = []  # advantage, log-probability
-        for nodes in levels:
+        for nodes in turns:
             sets = {}
             for k, node in enumerate(nodes):
                 if role not in node.prompts:

@@ -148,7 +148,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
         results.append(trainer.evaluate(tiny_items(3))["eval_reward"])
     results += [trainer.train().training_loss for _ in range(2 if case == "full" else 1)]
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
-    acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._levels)]])
+    acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._turns)]])
     report = {"early_terminated": shares, "results": results, "acting": acting_roles}
     return {**save(trainer, output / case), **report, **sampled(trainer)}
 
@@ -157,10 +157,10 @@ def sampled(trainer) -> dict:
     """What the agents answer without randomness, and the agents that are whole in this process while each does."""
     team, generator, held = trainer.team, trainer.generator, {}
 
-    def watch(model, group, roles, level):
+    def watch(model, group, roles, turn):
         whole = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, [x]))]
         held.update(dict.fromkeys(roles, whole))
-        return sample(model, group, roles, level)
+        return sample(model, group, roles, turn)
 
     sample = generator.sample
     with mock.patch.object(generator, "sample", watch), mock.patch.dict(generator.arguments, do_sample=False):

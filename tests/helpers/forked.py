@@ -169,15 +169,11 @@ def main() -> None:
     gc.set_threshold(50_000, 50, 50)  # as in `conftest.py`
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    from trl_multiagent.report.pictures import picture
-
     import tiny  # noqa: F401
     from process_group import import_deepspeed
     from quick import make_libraries_quick
 
     import_deepspeed()
-    with tempfile.TemporaryDirectory() as folder, picture(Path(folder) / "picture.png"):
-        pass  # the first picture of a process finds the fonts, and model cards have one
     make_libraries_quick()
     get_checkpoint_conversion_mapping("llama")  # the first load of a model makes a table with hundreds of patterns
     for line in sys.stdin:

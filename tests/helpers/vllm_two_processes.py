@@ -40,7 +40,7 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "reward" in entry]
     differences = [entry["agents/solo/sampling_logp_difference"] for entry in logs]
-    return {"nodes": [len(nodes) for nodes in trainer._levels], "differences": differences}
+    return {"nodes": [len(nodes) for nodes in trainer._turns], "differences": differences}
 
 
 def main(output: str, folder: str, url: str, port: str):

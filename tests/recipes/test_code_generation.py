@@ -14,9 +14,10 @@ from scripts import algorithm_of
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.runs.models import make_loader
-from trl_multiagent.runs.prepared import PreparedRun, parse_recipe
+from trl_multiagent.runs.prepared import PreparedRun
 from trl_multiagent.tasks.code_generation.data import TASK
 
+from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_llama
 
 

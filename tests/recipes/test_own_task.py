@@ -14,9 +14,9 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
-from trl_multiagent.runs.prepared import parse_recipe
 
 from endpoint_server import Reply, endpoint_server
+from prepared import parse_recipe
 
 
 FAMILY = Path(__file__).parents[1] / "family" / "task.py"
@@ -329,7 +329,7 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, for
         done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
         assert done.codes == [0], done.stderr[-3000:]
         name = {"evaluate": "evaluation.json", "cross-play": "cross_play.json"}[command]
-        assert json.loads((elsewhere / command / name).read_text())["items"] == 4
+        assert json.loads((elsewhere / command / name).read_text())["items"] == 19
 
     moved = shutil.copytree(run, tmp_path / "moved")
     rename_card(moved, "user/letters")

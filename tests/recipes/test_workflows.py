@@ -137,7 +137,7 @@ def test_a_debate_trains_in_every_form_of_team(tmp_path, form):
     (log,) = (x for x in trainer.state.log_history if x.get("step") == 1 and "reward" in x)
     assert log["agents/pro/return"] == -log["agents/con/return"]
     assert log["return"] == pytest.approx(log["agents/judge/return"] / 3)
-    for node in trainer._levels[0]:
+    for node in trainer._turns[0]:
         assert node.role_returns["pro"] == [-x for x in node.role_returns["con"]]
         shares = [sum(child.role_rewards["pro"]) / 4 for child in node.children.values()]
         assert node.role_returns["pro"] == pytest.approx(shares)

@@ -61,9 +61,9 @@ def critic_trainer(tmp_path, algorithm="iac", form="model", team=None, **setting
 
 def update_by_hand(trainer, before, num_generations):
     """The gradients of an update, from the trees alone, one sequence at a time."""
-    args, roles, levels = trainer.args, before.roles, trainer._levels
+    args, roles, turns = trainer.args, before.roles, trainer._turns
     central = isinstance(trainer, MAACTrainer)
-    nodes = [(turn, node) for turn, level in enumerate(levels) for node in level]
+    nodes = [(turn, node) for turn, nodes in enumerate(turns) for node in nodes]
     tokenizers = before.tokenizers
 
     def prompt_ids(role, node):
@@ -210,7 +210,7 @@ def test_episodes_that_end_early(tmp_path):
     settings = {"num_turns": 2, "items_per_device": 6, "per_device_train_batch_size": 5}
     trainer = critic_trainer(tmp_path, num_generations=2, early_termination_threshold=0.12, **settings)
     check_by_hand(trainer, 2)
-    ended = [node.ended_early for node in trainer._levels[0]]
+    ended = [node.ended_early for node in trainer._turns[0]]
     assert True in ended and False in ended
 
 
@@ -256,7 +256,7 @@ def test_metrics(tmp_path):
         log = trainer.state.log_history[0]
         for name in names:
             targets, values = [], []
-            for node in (node for nodes in trainer._levels for node in nodes):
+            for node in (node for nodes in trainer._turns for node in nodes):
                 targets += node.targets[name]
                 values += node.values[name]
             targets, values = torch.tensor(targets), torch.tensor(values)
@@ -368,7 +368,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     other.save_pretrained(tmp_path / "critic")
     trainer = tiny_trainer(tmp_path, trainer=IACTrainer, config=IACConfig, critic_models=str(tmp_path / "critic"))
     trainer.train()
-    node = trainer._levels[0][0]
+    node = trainer._turns[0][0]
     ids = trainer.critic_text("aux", node, None)
     assert ids[0] == 258 and other.decode(ids) == node.prompts["aux"]
 
@@ -469,5 +469,5 @@ def test_normalized_advantages(tmp_path):
             tmp_path, None, environment, trainer=IACTrainer, config=IACConfig, items_per_device=items
         )
         trainer.train()
-        for node in trainer._levels[0]:
+        for node in trainer._turns[0]:
             assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)

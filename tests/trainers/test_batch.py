@@ -59,9 +59,9 @@ def test_truncated_completions_can_be_masked():
 
 
 def test_sampling_log_probabilities_are_padded_with_zeros():
-    levels = [[node([1], [7], [8, 9], logps=[[-1.0], [-2.0, -3.0]])]]
+    turns = [[node([1], [7], [8, 9], logps=[[-1.0], [-2.0, -3.0]])]]
     advantages = [[{"solo": torch.tensor([1.0, 2.0])}]]
-    batch = tensors(collect_rows(levels, advantages), sampling_logps=True)
+    batch = tensors(collect_rows(turns, advantages), sampling_logps=True)
     assert batch.sampling_logps.tolist() == [[-1.0, 0.0], [-2.0, -3.0]]
 
 

@@ -20,8 +20,8 @@ def test_an_agent_computes_on_its_device_and_its_outputs_return(tmp_path, monkey
     trainer = tiny_trainer(tmp_path)
     for model in trainer.team.base_models:
         model.set_attn_implementation("eager")  # that of torch looks at the mask, which has no data here
-    levels = trainer._play_trees(trainer.train_dataset.select(range(2)).to_list())
-    tensors = trainer._make_batches(levels, trainer.advantages(levels))[0].agents["main"]
+    turns = trainer._play_trees(trainer.train_dataset.select(range(2)).to_list())
+    tensors = trainer._make_batches(turns, trainer.advantages(turns))[0].agents["main"]
     trainer.team.place({"aux": torch.device("cpu"), "main": torch.device("meta")})
 
     def move(x, device):  # what has no data stands for what comes back from another device

@@ -69,7 +69,7 @@ def test_gradient_by_hand(tmp_path, form, activations):
     settings = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 5, **CHECKPOINTING[activations]}
     gradients, trainer, before = one_update(tmp_path, team, beta=0.1, **settings)
     # The penalty is zero at the first step if the reference has no dropout either
-    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-4
+    assert distance(gradients, reference_gradients(trainer._turns, before)) < 1e-4
     assert all(abs(trainer.state.log_history[0][f"agents/{role}/kl"]) < 1e-6 for role in team.roles)
 
 
@@ -78,4 +78,4 @@ def test_dropout_can_be_enabled(tmp_path, gradient_checkpointing):
     team = AgentTeam({"solo": tiny_llama(attention_dropout=0.4)}, {"solo": byte_tokenizer()})
     settings = {"disable_dropout": False, "gradient_checkpointing": gradient_checkpointing}
     gradients, trainer, before = one_update(tmp_path, team, **settings)
-    assert distance(gradients, reference_gradients(trainer._levels, before)) > 0.1
+    assert distance(gradients, reference_gradients(trainer._turns, before)) > 0.1

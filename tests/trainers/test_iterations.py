@@ -28,8 +28,8 @@ class Steps(TrainerCallback):
         self.teams.append(team)
 
 
-def by_hand(levels, old, team, low, high):
-    nodes = [node for level in levels for node in level]
+def by_hand(turns, old, team, low, high):
+    nodes = [node for nodes in turns for node in nodes]
     roles = team.roles
     rows = [(node, g) for node in nodes for g in range(len(node.rewards))]
     total, clipped = 0.0, 0
@@ -59,10 +59,10 @@ def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form):
     settings |= {"epsilon": 0.1, "epsilon_high": 0.15, "num_generations": 3, "per_device_train_batch_size": 5}
     trainer = tiny_trainer(tmp_path, team_of(form), callbacks=[steps], **settings)
     trainer.train()
-    assert trainer.env_step == sum(len(node.rewards) for nodes in trainer._levels for node in nodes)
+    assert trainer.env_step == sum(len(node.rewards) for nodes in trainer._turns for node in nodes)
     old = steps.teams[0]
     for gradients, team in zip(steps.gradients, steps.teams, strict=True):
-        expected, clipped = by_hand(trainer._levels, copy.deepcopy(old), team, 0.1, 0.15)
+        expected, clipped = by_hand(trainer._turns, copy.deepcopy(old), team, 0.1, 0.15)
         assert distance(gradients, expected) < 2e-5
     assert clipped > 5
     first, second = trainer.state.log_history[:2]

@@ -15,6 +15,7 @@ from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
     MAGRPOConfig,
+    MAGRPOTrainer,
     MAREINFORCEConfig,
     MAREINFORCETrainer,
     MAReMaxConfig,
@@ -25,6 +26,7 @@ from trl_multiagent import (
     role_reward,
 )
 from trl_multiagent.environments import TaskError
+from trl_multiagent.environments.base import scoring_context
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -90,15 +92,15 @@ def test_metrics(tmp_path):
     trainer = tiny_trainer(tmp_path, num_turns=2, max_steps=2, beta=0.1, max_grad_norm=0.01)
     trainer.train()
     first, second = trainer.state.log_history[:2]
-    nodes = [node for level in trainer._levels for node in level]
+    nodes = [node for of_turn in trainer._turns for node in of_turn]
     rewards = [reward for node in nodes for reward in node.rewards]
     mean = sum(rewards) / len(rewards)
     assert second["reward"] == pytest.approx(mean)
     assert second["reward_std"] == pytest.approx(torch.tensor(rewards).std().item(), rel=1e-4)
-    for turn, level in enumerate(trainer._levels, start=1):
-        of_turn = [reward for node in level for reward in node.rewards]
-        returns = [value for node in level for value in node.returns]
-        assert second[f"turn_{turn}/reward_mean"] == pytest.approx(sum(of_turn) / len(of_turn))
+    for turn, of_turn in enumerate(trainer._turns, start=1):
+        own = [reward for node in of_turn for reward in node.rewards]
+        returns = [value for node in of_turn for value in node.returns]
+        assert second[f"turn_{turn}/reward_mean"] == pytest.approx(sum(own) / len(own))
         assert second[f"turn_{turn}/expected_return"] == pytest.approx(sum(returns) / len(returns))
         assert second[f"turn_{turn}/early_terminated"] == 0.0
         assert second[f"turn_{turn}/rewards/count_reward"] == pytest.approx(second[f"turn_{turn}/reward_mean"])
@@ -147,7 +149,7 @@ def test_numbers_about_scoring_are_logged_once_per_step_and_evaluation(tmp_path)
 def test_rewards_are_scaled_then_shifted(tmp_path):
     trainer = tiny_trainer(tmp_path, reward_scale=2.0, reward_shift=-4.0)
     trainer.train()
-    node = trainer._levels[0][0]
+    node = trainer._turns[0][0]
     assert node.rewards == pytest.approx([2 * outcome.reward - 4 for outcome in node.outcomes])
     assert trainer.state.log_history[0]["reward"] < -3
 
@@ -189,10 +191,10 @@ def test_the_trainer_follows_the_options_of_the_history(tmp_path):
     trainer.train()
     log, tokenizer = trainer.state.log_history[0], trainer.team.tokenizers["main"]
     for role in ("aux", "main"):
-        later = [node for level in trainer._levels[1:] for node in level]
+        later = [node for nodes in trainer._turns[1:] for node in nodes]
         mean = sum(node.samples[role].dropped_turns for node in later) / len(later)
         assert log[f"agents/{role}/history/dropped_turns"] == pytest.approx(mean) and 0 < mean < 1
-    for node in trainer._levels[2]:
+    for node in trainer._turns[2]:
         second = node.history[1]
         # Two past prompts are more than 40 tokens, one is fewer
         assert (
@@ -205,7 +207,7 @@ def test_chat_prompts_of_the_environment(tmp_path):
     environment = FunctionEnvironment({"solo": lambda item: messages}, count_reward)
     trainer = tiny_trainer(tmp_path, tiny_team(("solo",), CHAT_TEMPLATE), environment)
     trainer.train()
-    prompt = trainer.team.tokenizers["solo"].decode(trainer._levels[0][0].samples["solo"].prompt_ids)
+    prompt = trainer.team.tokenizers["solo"].decode(trainer._turns[0][0].samples["solo"].prompt_ids)
     assert prompt == "<system>Be brief.</system><user>Go.</user><assistant>"
     with pytest.raises(ValueError, match="no chat template"):  # before the training, where it is one line
         tiny_trainer(tmp_path, tiny_team(("solo",)), environment)
@@ -219,12 +221,12 @@ def test_the_trace_has_the_advantages_that_are_trained(tmp_path):
     made.train()
     trace = read_trace(tmp_path / "trace")
     assert len(trace) == made.env_step and set(trace["step"]) == {1}
-    trained = made.advantages(made._levels)
+    trained = made.advantages(made._turns)
     roots = trace[trace["turn"] == 1]
     for k, role in enumerate(("aux", "main")):
         expected = [
             of_node[role][index[k]].item()
-            for node, of_node in zip(made._levels[0], trained[0], strict=True)
+            for node, of_node in zip(made._turns[0], trained[0], strict=True)
             for index in node.indices
         ]
         assert list(roots[f"advantage/{role}"]) == pytest.approx(expected)
@@ -253,6 +255,37 @@ def test_an_algorithm_needs_one_method(tmp_path):
     assert max((after[name] - x).abs().max() for name, x in before.items()) > 1e-4
     # MAREINFORCE leaves out rows without an effect, which changes the rounding
     torch.testing.assert_close(after, weights(raw.team), rtol=0, atol=1e-6)
+
+
+def test_an_environment_knows_where_rewards_are_only_compared(tmp_path):
+    seen = []
+
+    def spy(completions, **columns):
+        seen.append(scoring_context().compared)
+        return count_reward(completions)
+
+    class Ranks(MAGRPOTrainer):
+        def node_advantages(self, node):
+            return super().node_advantages(node)
+
+    tiny = tiny_environment()
+    environment = FunctionEnvironment(tiny.templates, spy, transition=tiny.transition)
+    arguments = {"environment": environment, "eval_dataset": tiny_items(), "max_steps": 1}
+    algorithms = {
+        "magrpo": {},
+        "ranks": {"trainer": Ranks},
+        "turns": {"num_turns": 2},
+        "credit": {"credit": "nothing"},
+    }
+    algorithms["raw"] = {"trainer": MAREINFORCETrainer, "config": MAREINFORCEConfig}
+    for name, settings in algorithms.items():
+        trainer = tiny_trainer(tmp_path / name, **arguments, **settings)
+        seen.clear()
+        trainer.train()
+        assert any(seen) == (name == "magrpo"), name
+    seen.clear()
+    trainer.evaluate()
+    assert seen and not any(seen)
 
 
 def test_reward_functions_get_what_the_trainer_knows(tmp_path):

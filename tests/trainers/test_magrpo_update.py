@@ -54,7 +54,7 @@ def test_gradient_by_hand(tmp_path, mode, joint, num_turns):
     settings["items_per_device"] = 2 if joint == "align" or num_turns == 1 else 1
     settings["gradient_checkpointing"] = num_turns > 1
     gradients, trainer, before = one_update(tmp_path, trainer=trainer_class, config=config_class, **settings)
-    expected = reference_gradients(trainer._levels, before, mode, joint, discount=0.7)
+    expected = reference_gradients(trainer._turns, before, mode, joint, discount=0.7)
     assert distance(gradients, expected) < 1e-5
 
 
@@ -62,7 +62,7 @@ def test_gradient_by_hand(tmp_path, mode, joint, num_turns):
 @pytest.mark.parametrize("joint", ["align", "cross"])
 def test_other_team_sizes(tmp_path, roles, joint):
     gradients, trainer, before = one_update(tmp_path, tiny_team(roles), joint_mode=joint, num_generations=2)
-    assert distance(gradients, reference_gradients(trainer._levels, before, joint=joint)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before, joint=joint)) < 1e-5
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -73,12 +73,12 @@ def test_other_architectures(tmp_path, architecture, gradient_checkpointing):
     team = AgentTeam({"solo": model}, {"solo": byte_tokenizer()})
     settings = {"num_turns": 2, "num_generations": 2, "gradient_checkpointing": gradient_checkpointing}
     gradients, trainer, before = one_update(tmp_path, team, **settings)
-    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before)) < 1e-5
 
 
 def test_temperature(tmp_path):
     gradients, trainer, before = one_update(tmp_path, temperature=0.7)
-    assert distance(gradients, reference_gradients(trainer._levels, before, temperature=0.7)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before, temperature=0.7)) < 1e-5
 
 
 def test_gradient_with_early_termination(tmp_path):
@@ -86,9 +86,9 @@ def test_gradient_with_early_termination(tmp_path):
     gradients, trainer, before = one_update(
         tmp_path, num_turns=2, items_per_device=6, early_termination_threshold=0.12, num_generations=3
     )
-    ended = [node.ended_early for node in trainer._levels[0]]
+    ended = [node.ended_early for node in trainer._turns[0]]
     assert True in ended and False in ended
-    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before)) < 1e-5
 
 
 @pytest.mark.parametrize("handoff", ["best", "random"])
@@ -97,8 +97,8 @@ def test_turn_weights_scale_the_gradients_of_a_chain(tmp_path, handoff):
     gradients, trainer, before = one_update(
         tmp_path, num_turns=2, handoff=handoff, turn_gradient_weights=weights, discount=0.7
     )
-    assert distance(gradients, reference_gradients(trainer._levels, before, weights=weights)) < 1e-5
-    assert distance(gradients, reference_gradients(trainer._levels, before, weights=[1.0, 1.0])) > 0.1
+    assert distance(gradients, reference_gradients(trainer._turns, before, weights=weights)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before, weights=[1.0, 1.0])) > 0.1
 
 
 def test_reference_penalty(tmp_path):
@@ -112,19 +112,19 @@ def test_reference_penalty(tmp_path):
     class Keep(TrainerCallback):
         def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
             gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-            history.append((gradients, copy.deepcopy(model), trainer._levels))
+            history.append((gradients, copy.deepcopy(model), trainer._turns))
 
     settings = {"max_steps": 3, "learning_rate": 0.05, "num_turns": 2, "num_generations": 2}
     trainer = tiny_trainer(tmp_path, team, beta=0.3, callbacks=[Keep()], **settings)
     trainer.train()
-    gradients, policy, levels = history[-1]
+    gradients, policy, turns = history[-1]
     policy.zero_grad()
     for agent in policy.agents.values():
         del agent.__dict__["forward"]
-    with_penalty = reference_gradients(levels, policy, beta=0.3, reference=initial)
+    with_penalty = reference_gradients(turns, policy, beta=0.3, reference=initial)
     assert distance(gradients, with_penalty) < 1e-5
     policy.zero_grad()
-    assert distance(gradients, reference_gradients(levels, policy)) > 0.05
+    assert distance(gradients, reference_gradients(turns, policy)) > 0.05
     assert trainer.state.log_history[1]["agents/aux/kl"] > 0
 
 
@@ -143,7 +143,7 @@ def test_turn_weights_scale_the_reference_penalty(tmp_path):
     for agent in before.agents.values():
         del agent.__dict__["forward"]
     trainer.train()
-    expected = reference_gradients(trainer._levels, before, weights=weights, beta=0.3, reference=initial)
+    expected = reference_gradients(trainer._turns, before, weights=weights, beta=0.3, reference=initial)
     assert distance(gradients.of, expected) < 1e-5
 
 
@@ -189,7 +189,7 @@ def test_other_losses_with_weighted_turns_by_hand(tmp_path, loss_type):
     weights = [2.0, 0.5]
     chain = {"num_turns": 2, "handoff": "best", "turn_gradient_weights": weights, "per_device_train_batch_size": 3}
     gradients, trainer, before = one_update(tmp_path, loss_type=loss_type, **chain)
-    rows = [(node, g) for nodes in trainer._levels for node in nodes for g in range(len(node.rewards))]
+    rows = [(node, g) for nodes in trainer._turns for node in nodes for g in range(len(node.rewards))]
     for role, agent in before.agents.items():
         lengths = [len(node.samples[role].completion_ids[g]) for node, g in rows]
         loss = 0.0
@@ -208,7 +208,7 @@ def test_truncated_completions_can_be_masked(tmp_path, strings):
     """One that ends with a stop string of its role is not truncated."""
     settings = {"mask_truncated_completions": True, "stop_strings": {"main": strings}}
     gradients, trainer, before = one_update(tmp_path, items_per_device=12, **settings)
-    rows = [(node, g) for node in trainer._levels[0] for g in range(len(node.rewards))]
+    rows = [(node, g) for node in trainer._turns[0] for g in range(len(node.rewards))]
     kept = stopped = 0
     for role, agent in before.agents.items():
         loss, clipped = 0.0, 0
@@ -280,7 +280,7 @@ def test_joint_actions_without_a_reward_are_left_out(tmp_path, branching):
     settings = {"branching": branching, "num_turns": 1, "reward_none": "drop", "advantage_mode": "rloo"}
     environment = tiny_environment(reward=every_third_is_none)
     found, trainer, start = one_update(tmp_path, environment=environment, num_generations=5, **settings)
-    (nodes,) = trainer._levels
+    (nodes,) = trainer._turns
     groups = [[(node.rewards[j], node, j) for j in range(len(node.rewards))] for node in nodes]
     if branching == "episodes":
         groups = [[x for group in groups[k : k + 5] for x in group] for k in range(0, len(groups), 5)]

@@ -26,6 +26,11 @@ def rows_of(*nodes):
     ]
 
 
+def by_itself(model, row):
+    samples = row.samples["solo"]
+    return log_probability(model, samples.prompt_ids, samples.completion_ids[row.sibling])
+
+
 ROOT = [5, 6, 7, 8]
 TREES = {
     # Two siblings are equal, two begin alike, one has one token. 3 tokens of the prompt are shared; its last one is
@@ -59,10 +64,7 @@ MODELS = {
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
     model, (rows, num_tokens) = MODELS[name](), TREES[tree]
-    expected = [
-        log_probability(model, row.samples["solo"].prompt_ids, row.samples["solo"].completion_ids[row.sibling])
-        for row in rows
-    ]
+    expected = [by_itself(model, row) for row in rows]
     sum(row.advantages["solo"] * x.sum() for row, x in zip(rows, expected, strict=True)).backward()
     gradients = {key: x.grad.clone() for key, x in model.named_parameters()}
 
@@ -87,8 +89,9 @@ def test_masked_completions_cost_nothing():
     tensors = agent_tensors(rows, "solo", PAD, [EOS], mask_truncated=True)
     packed = pack(tensors.sequences, [4, 4, 8], 3, hidden_size=32)
     assert packed["input_ids"].tolist() == [[*ROOT, 20, 21]]
-    assert packed["shift_labels"].tolist() == [[-100, -100, -100, 20, 21, EOS]]
-    assert packed["places"].tolist() == [[3, 4, 5], [-1] * 3, [-1] * 3]
+    assert packed["predicting"].tolist() == [0, 3, 4, 5]  # the first place stands for padding
+    assert packed["shift_labels"].tolist() == [[-100, 20, 21, EOS]]
+    assert packed["places"].tolist() == [[1, 2, 3], [-1] * 3, [-1] * 3]
     nothing = pack(tensors.sequences[1:], [4, 8], 3, hidden_size=32)
     assert nothing["input_ids"].tolist() == [[0]] and (nothing["places"] == -1).all()
 
@@ -110,17 +113,27 @@ def test_rows_are_divided_at_the_least_cost():
     [
         (lambda: other_model("gemma3"), False),  # its windows are shorter
         (lambda: other_model("mistral with a sliding window"), False),
-        (lambda: tiny_llama(attn_implementation="flex_attention"), False),
         (lambda: other_model("bloom"), False),  # takes no positions
         (lambda: other_model("falcon"), False),  # computes ALiBi from a mask of two dimensions
-        (lambda: other_model("recurrent layers"), False),
         (tiny_llama, True),
     ],
 )
 def test_models_that_need_rows_of_their_own(build, packs):
-    assert can_pack(build(), longest=20) == packs
+    model = build().eval()
+    assert can_pack(model, longest=20) == packs
+    tensors = agent_tensors(TREES["turns"][0], "solo", PAD, [EOS])
+    expected = [by_itself(model, row) for row in TREES["turns"][0]]
+    add_fused_lm_head(model)
+    inputs = forward_inputs(model, tensors)
+    assert ("readers" in inputs) == packs
+    # The head sees no prompt but its last token, and the place that stands for padding
+    assert len(inputs["predicting"]) <= 1 + tensors.completion_mask.sum()
+    for found, x in zip(run_agent(model, None, **inputs).log_probs, expected, strict=True):
+        assert torch.allclose(found[: len(x)], x, atol=1e-5) and not found[len(x) :].any()
 
 
 def test_what_saves_nothing_is_not_packed():
     assert pack([[1, 2, 3, 4], [5, 6, 7, 8]], [2, 2], 2, hidden_size=32) is None
     assert not can_pack(tiny_llama(), MAX_ROW_LENGTH + 1) and can_pack(tiny_llama(), MAX_ROW_LENGTH)
+    for model in (tiny_llama(attn_implementation="flex_attention"), other_model("recurrent layers")):
+        assert not can_pack(model, longest=20)

@@ -71,4 +71,4 @@ def test_gradients_pass_through_a_base_that_was_evaluated(base, tmp_path, bits):
     team = AgentTeam.from_pretrained(base, ["aux", "main"], peft_config=config, **quantization)
     team.collaborate({"x": 1}, tiny_environment(), max_new_tokens=4)
     gradients, trainer, before = one_update(tmp_path, team)
-    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before)) < 1e-5

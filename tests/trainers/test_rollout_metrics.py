@@ -26,9 +26,9 @@ HERE[0][0].children = {0: HERE[1][0]}
 THERE = [[node([2.0, 2.0], [2.0, 2.0], [9], [9])]]  # ended at its first turn
 
 
-def totals(levels, **settings):
+def totals(turns, **settings):
     return rollout_totals(
-        levels, {"solo": [9]}, **{"scoring": {"seconds": 1.5, "failures": 0.0}, "training": True, **settings}
+        turns, {"solo": [9]}, **{"scoring": {"seconds": 1.5, "failures": 0.0}, "training": True, **settings}
     )
 
 
@@ -101,8 +101,8 @@ def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
 
     environment = Ending({"aux": "A", "main": "{aux}"}, reward, order=[["aux"], ["main"]])
     settings = {"num_turns": 2, "num_generations": 1, "num_episodes": 2}
-    levels = grow_trees([{}], environment, sample, lambda x: judge_nodes(environment, x), **settings)
-    found = rollout_totals(levels, {"aux": [9], "main": [9]}, {}, training=True)
+    turns = grow_trees([{}], environment, sample, lambda x: judge_nodes(environment, x), **settings)
+    found = rollout_totals(turns, {"aux": [9], "main": [9]}, {}, training=True)
     metrics = found.metrics()
     assert [metrics[f"agents/{role}/return"] for role in ("aux", "main")] == [0.5, 1.0]
     assert [metrics[f"agents/{role}/reward"] for role in ("aux", "main")] == [1.0, 2.0]

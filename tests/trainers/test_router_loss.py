@@ -51,8 +51,8 @@ def adapters_team():
 
 def gradients_by_hand(trainer, before, coef=0.5):
     """The gradients of the policy loss, plus those of the router losses of the agents that have one."""
-    if any(node.rewards[0] != reward for level in trainer._levels for node in level for reward in node.rewards):
-        reference_gradients(trainer._levels, before)
+    if any(node.rewards[0] != reward for nodes in trainer._turns for node in nodes for reward in node.rewards):
+        reference_gradients(trainer._turns, before)
     add_router_losses(trainer, before, coef)
     trained = {name: x for name, x in before.named_parameters() if x.requires_grad}
     return {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in trained.items()}
@@ -60,7 +60,7 @@ def gradients_by_hand(trainer, before, coef=0.5):
 
 def add_router_losses(trainer, before, coef=0.5):
     """Adds their gradients, and returns them."""
-    losses = {role: router_loss(trainer._levels, before, role) for role in trainer._router_loss_coefs}
+    losses = {role: router_loss(trainer._turns, before, role) for role in trainer._router_loss_coefs}
     for loss in losses.values():
         (coef * loss).backward()
     return losses
@@ -75,7 +75,7 @@ def test_gradient_by_hand(tmp_path, build, activations):
     gradients, trainer, before = one_update(
         tmp_path, build(), num_turns=2, num_generations=2, per_device_train_batch_size=5, **CHECKPOINTING[activations]
     )
-    policy = reference_gradients(trainer._levels, before)
+    policy = reference_gradients(trainer._turns, before)
     assert distance(gradients, policy) > 0.01
     losses = add_router_losses(trainer, before)  # to the gradients of the policy loss
     assert distance(gradients, policy) < 1e-5
@@ -93,7 +93,7 @@ def test_rows_without_an_advantage_count(tmp_path, size):
     gradients, trainer, before = one_update(
         tmp_path, team, environment=environment, per_device_train_batch_size=size, **settings
     )
-    assert [len(level) for level in trainer._levels] == [3, 0]
+    assert [len(nodes) for nodes in trainer._turns] == [3, 0]
     assert distance(gradients, gradients_by_hand(trainer, before)) < 1e-5
 
 

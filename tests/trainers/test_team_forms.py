@@ -29,7 +29,7 @@ RECOMPUTED = [("lora", x) for x in CHECKPOINTING] + [("lora and whole modules", 
 def test_gradient_by_hand(tmp_path, form, activations):
     settings = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 5, **CHECKPOINTING[activations]}
     gradients, trainer, before = one_update(tmp_path, team_of(form), **settings)
-    expected = reference_gradients(trainer._levels, before)
+    expected = reference_gradients(trainer._turns, before)
     assert distance(gradients, expected) < 1e-5
 
 
@@ -38,11 +38,11 @@ def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     team = team_of(form)
     gradients, trainer, before = one_update(tmp_path, team, frozen_agents=["aux"], num_turns=2)
     before.freeze(["aux"])
-    assert distance(gradients, reference_gradients(trainer._levels, before)) < 1e-5
+    assert distance(gradients, reference_gradients(trainer._turns, before)) < 1e-5
     changed = [not torch.equal(x, y) for x, y in zip(team.parameters(), before.parameters(), strict=True)]
     trained = {id(parameter) for parameter in team.agent_parameters("main")}
     assert changed == [id(parameter) in trained for parameter in team.parameters()]
-    assert all(trainer._levels[0][0].samples["aux"].texts)
+    assert all(trainer._turns[0][0].samples["aux"].texts)
     (log,) = (entry for entry in trainer.state.log_history if "reward" in entry)
     assert "agents/main/loss" in log and "agents/aux/loss" not in log and "agents/aux/completions/mean_length" in log
 
@@ -69,7 +69,7 @@ def test_reference_penalty(tmp_path, form):
     if team.form == "lora":
         policy.keep_reference()
     policy.load_state_dict(seen["before"])
-    expected = reference_gradients(trainer._levels, policy, beta=0.3, reference=initial)
+    expected = reference_gradients(trainer._turns, policy, beta=0.3, reference=initial)
     assert distance(seen["gradients"], expected) < 1e-5
 
 
@@ -139,4 +139,4 @@ def test_the_seed_decides_the_result(tmp_path, tiny_model, start):
 def test_recomputing_with_the_wrong_adapter_changes_the_gradient(tmp_path, monkeypatch):
     monkeypatch.setattr(type(tiny_team()), "_checkpointing", lambda self, layer, checkpoint: checkpoint)
     gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
-    assert distance(gradients, reference_gradients(trainer._levels, before)) > 1e-2
+    assert distance(gradients, reference_gradients(trainer._turns, before)) > 1e-2

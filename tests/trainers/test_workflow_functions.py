@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -19,7 +20,7 @@ from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
-from tiny import tiny_items, tiny_team, tiny_trainer
+from tiny import team_of, tiny_items, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -45,22 +46,34 @@ def debate(live=False, **settings):
     return run
 
 
+TREE = {"num_generations": 2, "num_turns": 4}
+EPISODES = {"num_generations": 6, "num_turns": 5, "branching": "episodes"}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("form", "settings"),
     [
-        {"num_generations": 2, "num_turns": 4},
-        {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2},
-        {"num_generations": 6, "num_turns": 5, "branching": "episodes"},
+        ("full", TREE),
+        ("full", {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2}),
+        ("full", EPISODES),
+        ("lora", TREE),
+        ("shared", EPISODES),
     ],
-    ids=["tree", "cross", "episodes"],
+    ids=["tree", "cross", "episodes", "lora in a tree", "shared in episodes"],
 )
-def test_gradients(tmp_path, settings):
+def test_gradients(tmp_path, form, settings):
     environment = debate()
     found, trainer, before = one_update(
-        tmp_path, environment=environment, items_per_device=2, discount=0.7, max_completion_length=6, **settings
+        tmp_path,
+        team_of(form),
+        environment=environment,
+        items_per_device=2,
+        discount=0.7,
+        max_completion_length=6,
+        **settings,
     )
-    assert distance(nonzero(found), nonzero(expected_gradients(trainer._levels, before, discount=0.7))) < 1e-5
-    acting = {node.roles for nodes in trainer._levels for node in nodes}
+    assert distance(nonzero(found), nonzero(expected_gradients(trainer._turns, before, discount=0.7))) < 1e-5
+    acting = {node.roles for nodes in trainer._turns for node in nodes}
     assert acting == {ROLES, ("main",), ("aux",)}
 
 
@@ -108,17 +121,17 @@ ANSWERS = ["a", "bc", "def", "ghij", "klmnopq"]
 def test_a_branch_that_is_replayed_equals_an_episode_that_lives():
     facts = []
     for num_episodes in (None, 1):
-        levels = play(debate(), [{"x": str(k)} for k in range(30)], scripted(ANSWERS), num_episodes=num_episodes)
-        nodes = [node for level in levels for node in level]
+        turns = play(debate(), [{"x": str(k)} for k in range(30)], scripted(ANSWERS), num_episodes=num_episodes)
+        nodes = [node for nodes in turns for node in nodes]
         facts.append([(x.prompts, x.joint_actions, x.rewards, x.role_rewards, x.outcomes[0].metrics) for x in nodes])
-        assert len({len(level) for level in levels}) > 2  # episodes of several lengths
+        assert len({len(nodes) for nodes in turns}) > 2  # episodes of several lengths
     assert facts[0] == facts[1]
 
 
 def test_all_branches_of_a_turn_are_sampled_in_one_call():
     sample = scripted(ANSWERS)
-    levels = play(debate(), [{"x": "1"}, {"x": "2"}], sample, num_generations=3, num_turns=3)
-    assert len(sample.asked) == 3 and [len(x) for x in sample.asked] == [len(x) for x in levels]
+    turns = play(debate(), [{"x": "1"}, {"x": "2"}], sample, num_generations=3, num_turns=3)
+    assert len(sample.asked) == 3 and [len(x) for x in sample.asked] == [len(x) for x in turns]
     assert [*sample.asked[0][0]] == ["aux", "main"]  # `gather` is one turn of both
 
 
@@ -143,8 +156,8 @@ def test_a_turn_without_an_end_is_out_of_turns():
     (*_, last) = play(caught, [{}], scripted(ANSWERS), num_turns=3)
     assert last[0].rewards == [31.0] and last[0].outcomes[0].metrics == {"out_of_turns": 1.0}
     for num_episodes in (None, 1):
-        levels = play(paid, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
-        assert [level[0].rewards for level in levels] == [[1.0], [0.5], [0.5], [0.5]]
+        turns = play(paid, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
+        assert [nodes[0].rewards for nodes in turns] == [[1.0], [0.5], [0.5], [0.5]]
 
 
 class Held:
@@ -184,9 +197,9 @@ def holding(fails=None):
 @pytest.mark.parametrize("num_turns", [2, 3, 5])
 def test_what_an_episode_holds_lives_and_is_closed(num_turns):
     items = [{"x": k} for k in range(5)]
-    levels = play(holding(), items, scripted(ANSWERS), num_turns=num_turns, num_episodes=3)
-    assert len(levels[0]) == 15 and Held.open == 0
-    assert levels[-1] == [] if num_turns > 3 else levels[-1][0].rewards == [float(num_turns == 3)]
+    turns = play(holding(), items, scripted(ANSWERS), num_turns=num_turns, num_episodes=3)
+    assert len(turns[0]) == 15 and Held.open == 0
+    assert turns[-1] == [] if num_turns > 3 else turns[-1][0].rewards == [float(num_turns == 3)]
 
 
 def test_an_error_closes_all_episodes_and_names_the_line():
@@ -196,12 +209,18 @@ def test_an_error_closes_all_episodes_and_names_the_line():
         play(holding((2, 2)), [{"x": k} for k in range(5)], scripted(ANSWERS), num_episodes=1)
     assert Held.open == 0
 
-    def broken(nodes, number):
+    def interrupted(nodes, number):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        play(holding(), [{"x": 0}], broken, num_episodes=4)
-    assert Held.open == 0
+    def ended(nodes, number):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(9)
+
+    for broken, error in ((interrupted, KeyboardInterrupt), (ended, SystemExit)):
+        with pytest.raises(error):
+            play(holding(), [{"x": 0}], broken, num_episodes=4)
+        assert Held.open == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
@@ -253,6 +272,39 @@ def test_a_replay_that_asks_something_else_names_the_line(num_turns):
         TaskError, match=r"asked something else when it was replayed \(line \d+ of test_workflow_functions"
     ):
         play(run, [{}], scripted(ANSWERS), num_turns=num_turns, num_generations=2)
+
+
+def test_a_replay_that_asks_with_other_settings_is_refused():
+    calls = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        calls.append(1)
+        await agents.aux("Now:", max_tokens=len(calls))
+        return 1.0
+
+    with pytest.raises(TaskError, match="asked something else when it was replayed"):
+        play(run, [{}], scripted(ANSWERS), num_turns=1, num_generations=2)
+
+
+@pytest.mark.parametrize("num_episodes", [None, 1])
+def test_what_a_workflow_has_started_ends_with_its_episode(num_episodes):
+    ended = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        async def beside():
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(item["x"])
+
+        run.kept = asyncio.create_task(beside())
+        await agents.aux("Say:")
+        return 1.0
+
+    play(run, [{"x": k} for k in range(3)], scripted(ANSWERS), num_episodes=num_episodes)
+    assert {*ended} == {0, 1, 2} and not asyncio.all_tasks(event_loop(os.getpid()))
 
 
 def test_an_item_may_change_between_calls_outside_of_a_run():
@@ -363,6 +415,8 @@ def test_mistakes_get_a_sentence():
 
     with pytest.raises(TaskError, match="`broken` returned nan"):
         play(broken, [{}], scripted(ANSWERS))
+    with pytest.raises(TypeError, match=r"write `@workflow\(roles="):
+        workflow(broken.run)
     with pytest.raises(TypeError, match="`async def`"):
         workflow(roles=ROLES)(lambda item, agents: 1.0)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
@@ -389,8 +443,8 @@ def test_other_waits_run_side_by_side():
         await agents.aux("a")
         return 1.0
 
-    levels = play(run, [{}] * 8, scripted(ANSWERS), num_episodes=1, num_turns=1)
-    assert [node.rewards for node in levels[0]] == [[1.0]] * 8
+    turns = play(run, [{}] * 8, scripted(ANSWERS), num_episodes=1, num_turns=1)
+    assert [node.rewards for node in turns[0]] == [[1.0]] * 8
 
 
 def test_group_rewards_compare_the_branches_of_an_item():
@@ -399,15 +453,15 @@ def test_group_rewards_compare_the_branches_of_an_item():
         return [float(x == min(lengths)) for x in lengths]
 
     environment = debate(group_reward=shortest)
-    levels = play(environment, [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_episodes=6)
+    turns = play(environment, [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_episodes=6)
     plain = play(debate(), [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_episodes=6)
     ends = {
         (node.tree, node.episode): (len(node.history) + 1, node.rewards[0])
-        for level in levels
-        for node in level
+        for nodes in turns
+        for node in nodes
         if not node.children
     }
-    base = {(n.tree, n.episode): n.rewards[0] for level in plain for n in level if not n.children}
+    base = {(n.tree, n.episode): n.rewards[0] for nodes in plain for n in nodes if not n.children}
     for (tree, episode), (length, reward) in ends.items():
         least = min(number for (other, _), (number, _) in ends.items() if other == tree)
         assert reward == pytest.approx(base[tree, episode] + (length == least))
@@ -415,8 +469,8 @@ def test_group_rewards_compare_the_branches_of_an_item():
 
 def test_seats_play_roles_of_a_workflow():
     environment = SeatedEnvironment(debate(), {"main": FunctionSeat(lambda item, prompt, history: "yes")})
-    levels = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
-    assert all(node.roles == ("aux",) for level in levels for node in level)
+    turns = play(environment, [{"x": "1"}], scripted(ANSWERS), num_episodes=2)
+    assert all(node.roles == ("aux",) for nodes in turns for node in nodes)
 
     @workflow(roles=ROLES)
     async def ended(item, agents):
@@ -453,10 +507,10 @@ def test_a_question_has_settings_of_its_own(tmp_path):
         return float(len(second))
 
     trainer = tiny_trainer(tmp_path, environment=run, num_turns=3, num_generations=2, branching="episodes")
-    levels = trainer._play_trees(tiny_items(2).to_list())
-    tokens = [[len(ids) for node in level for ids in node.samples["aux"].completion_ids] for level in levels]
+    turns = trainer._play_trees(tiny_items(2).to_list())
+    tokens = [[len(ids) for node in nodes for ids in node.samples["aux"].completion_ids] for nodes in turns]
     assert max(tokens[0]) == 2 and max(tokens[1]) > 2
-    prompts = [level[0].samples["aux"].prompt for level in levels]
+    prompts = [nodes[0].samples["aux"].prompt for nodes in turns]
     assert prompts[0] == "First." and prompts[1] == "Second." and "First." in prompts[2] and "Second." in prompts[2]
     assert all(x[0] == x[2] for x in seen if len(x) == 3) and any(x[1] for x in seen)
 
@@ -500,8 +554,8 @@ def test_a_part_of_a_gather_may_ask_while_the_agents_answer():
         time.sleep(0.3)
         return inner(nodes, number)
 
-    levels = play(run, [{}], slow, num_episodes=2)
-    assert [[(x.roles, x.rewards) for x in level] for level in levels[:2]] == [
+    turns = play(run, [{}], slow, num_episodes=2)
+    assert [[(x.roles, x.rewards) for x in nodes] for nodes in turns[:2]] == [
         [(("aux",), [0.0])] * 2,
         [(("main",), [6.0])] * 2,
     ]
@@ -518,10 +572,10 @@ def test_an_episode_has_its_own_item_and_messages(num_episodes):
         return 1.0
 
     number = 1 if num_episodes else 2
-    levels = play(run, [{"deck": [1, 2, 3]}], scripted(ANSWERS), num_generations=number, num_episodes=num_episodes)
+    turns = play(run, [{"deck": [1, 2, 3]}], scripted(ANSWERS), num_generations=number, num_episodes=num_episodes)
     first = [{"role": "user", "content": "Card 3:"}]
-    assert all(node.prompts["aux"] == first for node in levels[0])
-    assert len(levels[1]) == 2 and all(node.history[0].prompts["aux"] == first for node in levels[1])
+    assert all(node.prompts["aux"] == first for node in turns[0])
+    assert len(turns[1]) == 2 and all(node.history[0].prompts["aux"] == first for node in turns[1])
 
 
 def test_a_workflow_that_goes_on_asking_is_stopped():
@@ -533,7 +587,7 @@ def test_a_workflow_that_goes_on_asking_is_stopped():
             except Exception:
                 pass
 
-    assert [level[0].rewards for level in play(run, [{}], scripted(ANSWERS), num_turns=2, num_episodes=1)] == [[0]] * 2
+    assert [nodes[0].rewards for nodes in play(run, [{}], scripted(ANSWERS), num_turns=2, num_episodes=1)] == [[0]] * 2
 
 
 @pytest.mark.parametrize("seat", ROLES)
@@ -554,8 +608,8 @@ def test_turns_in_which_only_seats_act_do_not_count(seat, num_episodes):
         return 1.0
 
     environment = SeatedEnvironment(run, {seat: FunctionSeat(lambda item, prompt, history: "no")})
-    levels = play(environment, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
-    assert sum(level[0].rewards[0] for level in levels) == levels[-1][0].outcomes[0].reward + 3 == 5.5
+    turns = play(environment, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
+    assert sum(nodes[0].rewards[0] for nodes in turns) == turns[-1][0].outcomes[0].reward + 3 == 5.5
     assert seen == [[{"aux"}, {"main"}] * 4]
 
 
@@ -572,8 +626,8 @@ def test_messages_of_a_workflow_can_be_replaced(how):
         return 1.0
 
     items = [{"x": str(k)} for k in range(12)]
-    levels = play(MessageAblation(run, how), items, scripted(ANSWERS), num_turns=8, num_episodes=1)
-    for root in levels[0]:
+    turns = play(MessageAblation(run, how), items, scripted(ANSWERS), num_turns=8, num_episodes=1)
+    for root in turns[0]:
         node, total = root, root.rewards[0]
         while node.children:
             node = node.children[0]

@@ -53,12 +53,12 @@ def test_episodes_of_different_lengths(tmp_path, mode):
     found, trainer, before = one_update(
         tmp_path, environment=environment, advantage_mode=mode, discount=0.5, **settings
     )
-    groups = [[node.tree for node in nodes] for nodes in trainer._levels]
+    groups = [[node.tree for node in nodes] for nodes in trainer._turns]
     assert len(groups[0]) == 12 > len(groups[1]) > len(groups[2]) > 0
-    assert distance(found, expected_gradients(trainer._levels, before, mode, discount=0.5)) < 1e-5
+    assert distance(found, expected_gradients(trainer._turns, before, mode, discount=0.5)) < 1e-5
     log = trainer.state.log_history[0]
     assert log["env_step"] == sum(map(len, groups)) and log["turn_3/reward_mean"] == pytest.approx(
-        fmean(node.rewards[0] for node in trainer._levels[2]), rel=1e-5
+        fmean(node.rewards[0] for node in trainer._turns[2]), rel=1e-5
     )
 
 
@@ -76,8 +76,8 @@ def test_counterfactual_credit(tmp_path, joint, credit):
         texts[role] = "" if credit == "nothing" else node.samples[role].texts[(index[role] + 1) % 3]
         return count_reward([texts])[0]
 
-    assert distance(found, expected_gradients(trainer._levels, before, less=less)) < 1e-5
-    nodes = sum(map(len, trainer._levels))
+    assert distance(found, expected_gradients(trainer._turns, before, less=less)) < 1e-5
+    nodes = sum(map(len, trainer._turns))
     # Replaced by nothing, joint actions that differ in the agent's answer alone are the same
     own = 9 if joint == "cross" else 3
     distinct = 3 if credit == "nothing" else own
@@ -89,7 +89,7 @@ def test_advantages_are_standardized_by_role(tmp_path):
     environment = Relay(TURNS, per_role=True)
     settings = {"num_turns": 3, "branching": "episodes", "num_generations": 4, "advantage_normalization": "role"}
     found, trainer, before = one_update(tmp_path, environment=environment, **settings)
-    assert distance(nonzero(found), nonzero(expected_gradients(trainer._levels, before, standardized=True))) < 1e-5
+    assert distance(nonzero(found), nonzero(expected_gradients(trainer._turns, before, standardized=True))) < 1e-5
 
 
 def test_what_does_not_act_costs_nothing(tmp_path):
@@ -99,11 +99,11 @@ def test_what_does_not_act_costs_nothing(tmp_path):
         environment=Relay([("aux",), ("main",)], roles=("aux", "main", "idle")),
         num_turns=2, num_generations=3, items_per_device=1, beta=0.1,
     )  # fmt: skip
-    sampled = [(turn, role) for turn, nodes in enumerate(trainer._levels) for node in nodes for role in node.samples]
+    sampled = [(turn, role) for turn, nodes in enumerate(trainer._turns) for node in nodes for role in node.samples]
     assert sampled == [(0, "aux"), *[(1, "main")] * 3]
     assert all(x.abs().sum() == 0 for name, x in found.items() if ".idle." in name)
     tokens = [
-        ids for nodes in trainer._levels for node in nodes for x in node.samples.values() for ids in x.completion_ids
+        ids for nodes in trainer._turns for node in nodes for x in node.samples.values() for ids in x.completion_ids
     ]
     assert trainer.generated_tokens == sum(map(len, tokens))
     rows = {

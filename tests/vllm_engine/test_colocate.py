@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from trl_multiagent.trainers.base.vllm import LAUNCH_VARIABLES, make_generations, sample_level
+from trl_multiagent.trainers.base.vllm import LAUNCH_VARIABLES, make_generations, sample_turn
 
 from cpu_vllm import ONLY_ABC, TRAINING, check_stop_strings, make_team, train
 from tiny import SAVED, tiny_config
@@ -45,7 +45,7 @@ def test_stop_strings_by_role(tmp_path, models, form):
     prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         generations[role].update(role, 0)
-    completions = sample_level(generations, prompts, 16, Accelerator(cpu=True))
+    completions = sample_turn(generations, prompts, 16, Accelerator(cpu=True))
     for role, of_role in completions.items():
         assert [len(x.ids) for x in of_role] == [16, 16]
         assert all(list(map(len, x.ids)) == list(map(len, x.logps)) for x in of_role)

@@ -6,7 +6,7 @@ from transformers import TrainerCallback
 
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.trainers.base import vllm
-from trl_multiagent.trainers.base.vllm import EngineError, make_generations, sample_level
+from trl_multiagent.trainers.base.vllm import EngineError, make_generations, sample_turn
 
 from cpu_vllm import ONLY_ABC, check_stop_strings, make_team, train
 from tiny import tiny_config
@@ -37,7 +37,7 @@ def test_stop_strings_by_role(tmp_path, models, lora_server):
     for role in prompts:
         policies[role].set_adapter(role)
         generations[role].update(role, 0)
-    for role, completions in sample_level(generations, prompts, 16, Accelerator(cpu=True)).items():
+    for role, completions in sample_turn(generations, prompts, 16, Accelerator(cpu=True)).items():
         check_stop_strings(completions, strings[role])
 
 

@@ -30,15 +30,15 @@ class EvaluationConfig(HistoryOptions):
         ValueError: a value is impossible, or contradicts another one.
     """
 
-    num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1, le=1000000)
+    num_episodes: int = setting("Sampled episodes per item, at least the largest k.", 10, ge=1)
     k: list[int] | None = setting("Values of k in pass@k; by default 1, 5 and 10 if `num_episodes` allows.", ge=1)
     num_turns: int | None = setting("Turns of an episode.", ge=1, le=1000)
-    max_completion_length: int | None = setting("Maximum number of tokens of a completion.", ge=1, le=1048576)
-    temperature: float | None = setting("Temperature, 0 for greedy decoding.", ge=0, le=1000)
+    max_completion_length: int | None = setting("Maximum number of tokens of a completion.", ge=1)
+    temperature: float | None = setting("Temperature, 0 for greedy decoding.", ge=0)
     top_p: float | None = setting("Nucleus sampling probability.", gt=0, le=1)
     top_k: int | None = setting("Number of most likely tokens to sample from, 0 for all.", ge=0)
     min_p: float | None = setting("Minimum probability of a token, relative to the most likely one.", ge=0, le=1)
-    repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0, le=1000)
+    repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0)
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
@@ -51,7 +51,7 @@ class EvaluationConfig(HistoryOptions):
     generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     seed: int = setting("Random seed of the sampling and of the confidence intervals.", 42, ge=0, le=4294967295)
     pass_metric: str = setting("The metric that decides whether an answer passes: it must be at least 1.", PASSED)
-    num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100, le=10000000)
+    num_bootstraps: int = setting("Random draws for a confidence interval.", 10000, ge=100)
     confidence: float = setting("Level of the confidence intervals.", 0.95, gt=0, lt=1)
     baselines: list[str] | None = setting(
         "Baselines on the same items: raw_single_agent, concatenation, pipeline.", choices=BASELINES

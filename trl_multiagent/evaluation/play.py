@@ -22,10 +22,10 @@ from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import (
     Completions,
-    Level,
     SamplingTeam,
     TeamSampler,
     TransformersGenerator,
+    TurnPrompts,
     sampling_arguments,
 )
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
@@ -54,24 +54,24 @@ class EpisodeGenerator(TransformersGenerator):
         self.silent_role = policy.silent_role
         self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 
-    def generate(self, level: Level) -> dict[str, list[Completions]]:
-        turn = max((len(node.history) for nodes in level.nodes.values() for node in nodes), default=-1)
-        if turn == len(self.generation_seconds):  # the first call of a turn
+    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
+        number = max((len(node.history) for nodes in turn.nodes.values() for node in nodes), default=-1)
+        if number == len(self.generation_seconds):  # the first call of a turn
             self.generation_seconds.append({})
-        return super().generate(level)
+        return super().generate(turn)
 
     def sample(
-        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
+        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts
     ) -> dict[str, list[list[list[int]]]]:
-        acting = [role for role in roles if level.nodes[role]]
+        acting = [role for role in roles if turn.nodes[role]]
         if not acting:
             return {role: [] for role in roles}
         call = CALL.join(acting)
         if acting == [self.silent_role]:
             self.generation_seconds[-1][call] = 0.0
-            return {role: [[self.team.end_tokens(role)[:1]] for _ in level.nodes[role]] for role in roles}
+            return {role: [[self.team.end_tokens(role)[:1]] for _ in turn.nodes[role]] for role in roles}
         start = time.perf_counter()
-        completions = super().sample(model, group, roles, level)
+        completions = super().sample(model, group, roles, turn)
         self.generation_seconds[-1][call] = time.perf_counter() - start
         return completions
 
@@ -92,18 +92,14 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
             team_roles = list(loaded.team.roles)
             raise ValueError(f"The team in {policy.source} has the roles {team_roles}, the environment {list(roles)}.")
     settings = describe_policy(policy, loaded, dataset, config)
-    stage = Stage(transcripts_folder(config, policy), "evaluation", settings, accelerator)
+    folder = Path(str(config.output_dir)) / "transcripts" / policy.name
+    stage = Stage(folder, "evaluation", settings, accelerator)
     with stage.open():
         with fail_together(accelerator):
             if not stage.has(TRANSCRIPTS):
                 _play_batches(policy, loaded, dataset, config, accelerator, stage)
         with fail_together(accelerator):
             return _join_batches(stage, len(dataset), config) if accelerator.is_main_process else []
-
-
-def transcripts_folder(config: EvaluationConfig, policy: Policy) -> Path:
-    """Returns the folder of a policy's transcripts."""
-    return Path(str(config.output_dir)) / "transcripts" / policy.name
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
@@ -175,7 +171,7 @@ def play_batch(
     """
     start = time.perf_counter()
     generator.generation_seconds = []
-    levels = play_episodes(
+    turns = play_episodes(
         [dataset[item] for item in batch],
         policy.environment,
         sampler,
@@ -193,7 +189,7 @@ def play_batch(
     scoring_metrics(policy.environment)  # resets the environment's counts
     timing = {
         "batch_seconds": time.perf_counter() - start,
-        "batch_episodes": len(levels[0]),
+        "batch_episodes": len(turns[0]),
         "generation_seconds": generator.generation_seconds,
     }
     return [
@@ -204,7 +200,7 @@ def play_batch(
             "timing": timing,
             "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],
         }
-        for root in levels[0]
+        for root in turns[0]
     ]
 
 

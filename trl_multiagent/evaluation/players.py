@@ -174,7 +174,7 @@ class MixedTeam:
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
-        self.reasoning = next(iter(sources.values())).reasoning
+        self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

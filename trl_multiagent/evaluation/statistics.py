@@ -17,7 +17,7 @@ import numpy as np
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import Policy
-from trl_multiagent.rollout.tree import known
+from trl_multiagent.rollout.tree import mean_of_known
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
@@ -153,16 +153,17 @@ def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
     return np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=counts > 0)
 
 
-def welch_interval(one: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+def welch_interval(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """
-    Computes Welch's t interval of the difference of two means; NaN if a side has one value, or no side has a spread.
+    Computes Welch's 95 % t interval of the difference of two means; NaN if a side has one value, or no side has a
+    spread.
     """
     parts = [float(np.var(x, ddof=1)) / len(x) if len(x) > 1 else math.nan for x in (one, other)]
     variance = sum(parts)
     if not variance > 0:
         return math.nan, math.nan
     degrees = variance**2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (one, other), strict=True))
-    radius = t_quantile(0.5 + confidence / 2, degrees) * math.sqrt(variance)
+    radius = t_quantile(0.975, degrees) * math.sqrt(variance)
     difference = float(np.mean(one) - np.mean(other))
     return difference - radius, difference + radius
 
@@ -220,9 +221,9 @@ class Result:
     def cost_per_episode(self) -> dict[str, float]:
         return {name: value / self.cost["episodes"] for name, value in self.cost.items() if name != "episodes"}
 
-    def column(self, metric: str, turn: str = FINAL) -> np.ndarray | None:
-        """Returns the value of each item, of shape `(num_items,)`; `None` if there is no such metric."""
-        return self.values[:, self.names.index((turn, metric))] if (turn, metric) in self.names else None
+    def column(self, metric: str) -> np.ndarray | None:
+        """Returns the last value of each item, of shape `(num_items,)`; `None` if there is no such metric."""
+        return self.values[:, self.names.index((FINAL, metric))] if (FINAL, metric) in self.names else None
 
     def bounds(self, metric: str) -> tuple[float, float]:
         """Returns the smallest and the largest possible value of a metric; infinite if they are not known."""
@@ -261,18 +262,12 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     values, discount = {}, config.discount_factor
     for role in (None, *roles):
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
-        values[FINAL, f"return/{role}" if role else "return"] = mean_of_scored(returns)
+        values[FINAL, f"return/{role}" if role else "return"] = mean_of_known(returns)
     for t in range(max(map(len, episodes))):
         by_metric = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
         values |= {(f"turn_{t + 1}", name): value for name, value in by_metric.items()}
     last = turn_values([turns[-1] for turns in episodes], roles, config)
     return values | {(FINAL, name): value for name, value in last.items()}
-
-
-def mean_of_scored(rewards: Sequence[float]) -> float:
-    """Returns the mean of the rewards that are not NaN; NaN if nothing was scored."""
-    numbers = known(rewards)
-    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def role_reward(turn: dict[str, Any], role: str | None) -> float:
@@ -284,8 +279,8 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
     """
     Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own.
     """
-    values = {"reward": mean_of_scored([turn["reward"] for turn in turns])}
-    values |= {f"reward/{role}": mean_of_scored([role_reward(turn, role) for turn in turns]) for role in roles}
+    values = {"reward": mean_of_known([turn["reward"] for turn in turns])}
+    values |= {f"reward/{role}": mean_of_known([role_reward(turn, role) for turn in turns]) for role in roles}
     passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
     if None not in passes:
         passed, number = sum(x >= 1.0 for x in passes), len(passes)

@@ -1,5 +1,5 @@
 """
-Samples all completions of a level of the rollout trees with transformers, in one call, or in several if they need too
+Samples all completions of a turn of the rollout trees with transformers, in one call, or in several if they need too
 much memory.
 """
 

@@ -10,6 +10,7 @@ activation checkpointing.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -85,7 +86,7 @@ def pack(
         hidden_size (`int`): Hidden size of the model. Rows are longer for wider models.
 
     Returns:
-        `dict[str, torch.Tensor]`: The arguments of [`run_packed`]; `None` if packing saves hardly any positions.
+        `dict[str, torch.Tensor]`: The arguments of [`run_scored`]; `None` if packing saves hardly any positions.
     """
     order = sorted(range(len(sequences)), key=sequences.__getitem__)  # sequences that begin alike follow each other
     shared = [0, *(num_shared(sequences[k], sequences[m]) for k, m in pairwise(order))]
@@ -107,8 +108,19 @@ def pack(
     for row, predicting in (found[k] for k in range(len(sequences))):
         padding = [-1] * (completion_length - len(predicting))
         flat_places.append([row * length + place for place in predicting] + padding)
-    packed = dict(zip(("input_ids", "position_ids", "shift_labels"), tensors, strict=False))
-    return packed | {"readers": torch.stack(tensors[3:], dim=-1), "places": torch.tensor(flat_places)}
+    packed = {"input_ids": tensors[0], "position_ids": tensors[1], "readers": torch.stack(tensors[3:], dim=-1)}
+    return packed | scored(tensors[2], torch.tensor(flat_places))
+
+
+def scored(labels: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
+    """
+    Returns the arguments of [`run_scored`] that say what the head sees. `labels`: the next token at each place.
+    `places`: those that predict the tokens of completions, of shape `(num_sequences, completion_length)`; -1 for
+    padding.
+    """
+    predicting, numbers = places.clamp(min=0).unique(return_inverse=True)
+    numbers = numbers.masked_fill(places < 0, -1)
+    return {"predicting": predicting, "shift_labels": labels.flatten()[predicting][None], "places": numbers}
 
 
 def num_shared(one: list[int], other: list[int]) -> int:
@@ -147,31 +159,43 @@ def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]
         capacity = min(int(1.2 * capacity) + 1, MAX_ROW_LENGTH)
 
 
-def run_packed(
-    model: PreTrainedModel, readers: torch.Tensor, places: torch.Tensor, **inputs: torch.Tensor
+def run_scored(
+    model: PreTrainedModel,
+    places: torch.Tensor,
+    predicting: torch.Tensor,
+    readers: torch.Tensor | None = None,
+    **inputs: Any,
 ) -> ModelOutput:
     """
-    Runs a forward on packed rows.
+    Runs a forward whose head sees only the places that predict a completion's token, each once.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): The model, see [`can_pack`], with TRL's fused head. readers
-        (`torch.Tensor` of shape `(num_packed_rows, length, 2)`): The numbers of the first and the last sequence that
-        contain a token. places (`torch.Tensor` of shape `(num_sequences, completion_length)`): The place in the
-        flattened rows that predicts each token of a
-            completion; -1 for padding.
-        **inputs: Further arguments of the forward, such as `input_ids`, `position_ids` and `shift_labels` of the
-        packed rows.
+        model ([`~transformers.PreTrainedModel`]): The model, with TRL's fused head.
+        places (`torch.Tensor` of shape `(num_sequences, completion_length)`):
+            For each token of a completion, the number of the place that predicts it; -1 for padding.
+        predicting (`torch.Tensor`): These places in the flattened rows.
+        readers (`torch.Tensor` of shape `(num_packed_rows, length, 2)`, *optional*):
+            For packed rows, see [`can_pack`]: the numbers of the first and the last sequence that contain a token.
+        **inputs: Further arguments of the forward, such as `input_ids` and `position_ids`, and the `shift_labels` of
+            the places.
 
     Returns:
         `ModelOutput`: `log_probs` and the head's other fields have the shape of `places`, and are 0 at padding.
     """
-    (first, last), positions = readers.unbind(dim=-1), inputs["position_ids"]
-    # A token sees the tokens up to its position that are in the first sequence that contains it
-    query, key = first.unsqueeze(2), first.unsqueeze(1)
-    visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
-    mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, -torch.inf)
-    outputs = model(attention_mask=mask.unsqueeze(1), **inputs)
+    if readers is not None:
+        (first, last), positions = readers.unbind(dim=-1), inputs["position_ids"]
+        # A token sees the tokens up to its position that are in the first sequence that contains it
+        query, key = first.unsqueeze(2), first.unsqueeze(1)
+        visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
+        mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, -torch.inf)
+        inputs["attention_mask"] = mask.unsqueeze(1)
+
+    def choose(backbone: torch.nn.Module, args: Any, outputs: Any) -> None:
+        outputs.last_hidden_state = outputs.last_hidden_state.flatten(0, 1)[predicting][None]
+
+    with model.base_model.register_forward_hook(choose):
+        outputs = model(**inputs)
     for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
         if name in outputs:
-            outputs[name] = outputs[name].flatten()[places].masked_fill(places < 0, 0.0)
+            outputs[name] = outputs[name][0][places].masked_fill(places < 0, 0.0)
     return outputs

@@ -19,6 +19,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from trl_multiagent.models.packing import run_scored
+
 
 def has_routers(model: PreTrainedModel) -> bool:
     """
@@ -45,8 +47,8 @@ def forward_with_expert_sums(
     model: PreTrainedModel, token_weights: torch.Tensor, **inputs: torch.Tensor
 ) -> ModelOutput:
     """
-    Runs a forward of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in place
-    of a loss. The `token_weights` have the shape of the `input_ids`.
+    Runs [`run_scored`] of a mixture of experts. The `aux_loss` of its output holds the result of [`expert_sums`] in
+    place of a loss. The `token_weights` have the shape of the `input_ids`.
     """
     collected: list[torch.Tensor] = []  # the logits of the routers, `(num_tokens, num_experts)` per layer
 
@@ -62,7 +64,7 @@ def forward_with_expert_sums(
         model.base_model.register_forward_hook(collect),
     ]
     try:
-        outputs = model(**inputs)
+        outputs = run_scored(model, **inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -34,7 +34,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     """
 
     output_dir: str = setting("Folder of the collected preferences.", "outputs/preferences")
-    preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1, le=1000000)
+    preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1)
     preference_pairs_per_sample: int | None = setting("Pairs that are kept per item; null keeps all.", 16, ge=1)
     pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = setting(
         "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose "
@@ -42,7 +42,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         "reward_gap",
     )
     use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
-    environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1, le=1000000)
+    environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1)
     log_reward_distribution: bool = setting("A key of CoMLRL. It has no effect.", False)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
         "Policy that samples the other answer of each pair: the team itself (two names), "
@@ -62,16 +62,16 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         "'generic', of CoMLRL, is not supported."
     )
     comparator_num_candidates: int | None = setting(
-        "Joint answers of the comparator per item; by default as many as the team's.", ge=1, le=1000000
+        "Joint answers of the comparator per item; by default as many as the team's.", ge=1
     )
-    comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1, le=1000000)
+    comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1)
     policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
     min_p: float | None = setting("Minimum probability of a token, relative to the most likely one.", ge=0, le=1)
-    repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0, le=1000)
+    repetition_penalty: float = setting("Penalty of repeated tokens.", 1.0, gt=0)
     generation_token_budget: int | None = setting("Maximum number of tokens in a generate call.", 262144, ge=1)
     items_per_chunk: int = setting("Items that are sampled, scored and written together.", 16, ge=1)
-    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0, ge=-1000000, le=1000000)
-    reward_shift: float = setting("Added to every reward, after the scale.", 0.0, ge=-1000000, le=1000000)
+    reward_scale: float = setting("Factor applied to every reward.", 1.0, ne=0)
+    reward_shift: float = setting("Added to every reward, after the scale.", 0.0)
     seed: int = setting("Random seed.", 42, ge=0, le=4294967295)
     disable_tqdm: bool = setting("Disable the progress bar.", False)
 

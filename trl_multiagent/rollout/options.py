@@ -23,10 +23,10 @@ class SamplingOptions:
             default, they are for each agent whose tokenizer has a chat template.
     """
 
-    max_completion_length: int = setting(default=256, ge=1, le=1048576)
-    temperature: float = setting(default=1.0, gt=0, le=1000)
+    max_completion_length: int = setting(default=256, ge=1)
+    temperature: float = setting(default=1.0, gt=0)
     top_p: float = setting(default=1.0, gt=0, le=1)
-    top_k: int = setting(default=0, ge=0, le=1000000000)
+    top_k: int = setting(default=0, ge=0)
     use_chat_template: bool | None = setting()
 
 
@@ -55,7 +55,7 @@ class HistoryOptions:
     original_prompt: bool | None = setting()
     previous_prompts: bool | None = setting()
     previous_response: bool | None = setting()
-    max_history_length: int | None = setting(ge=0, le=1000000000)
+    max_history_length: int | None = setting(ge=0)
 
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":

@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,13 +22,16 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation import GenerationMode
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
+from transformers.utils.chat_template_utils import render_jinja_template
+from trl.data_utils import prepare_multimodal_messages
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.reasoning import Reasoning, answers_of, whole_texts
+from trl_multiagent.models.reasoning import CompletionReader, Reasoning
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -45,7 +48,7 @@ class SamplingTeam(Protocol):
 
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
-    reasoning: Reasoning
+    reasoning: dict[str, Reasoning]
 
     @property
     def joinable(self) -> Mapping[str, str]:
@@ -62,7 +65,7 @@ class SamplingTeam(Protocol):
 
 
 @dataclass
-class Level:
+class TurnPrompts:
     """Input of one call of a generator."""
 
     nodes: dict[str, list[Node]]  # for each agent, the nodes of a turn at which it acts, possibly none
@@ -80,13 +83,13 @@ class Completions:
 
 
 class Generator(Protocol):
-    """Samples the completions of all agents of a level."""
+    """Samples the completions of all agents of a turn."""
 
     max_new_tokens: int  # of a completion
     stop_strings: Mapping[str, Sequence[str]]  # strings that end a completion, by role
 
-    def generate(self, level: Level) -> dict[str, list[Completions]]:
-        """Returns the completions of each agent in `level.prompt_ids`, one entry per prompt."""
+    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
+        """Returns the completions of each agent in `turn.prompt_ids`, one entry per prompt."""
         ...
 
 
@@ -99,7 +102,7 @@ class TransformersGenerator:
     `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see
     [`Generator`]. With a `seed`, the draws of a completion depend only on the seed, the stream, the item's number, the
     episode or the path of joint actions, the turn, the role and the completion's number. Without a seed, torch's
-    global generator draws one for each level.
+    global generator draws one for each turn.
     """
 
     def __init__(
@@ -117,31 +120,31 @@ class TransformersGenerator:
         self.stop_strings = stop_strings or {}
         self.max_new_tokens: int = arguments["max_new_tokens"]
 
-    def generate(self, level: Level) -> dict[str, list[Completions]]:
+    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
         completions: dict[str, list[list[list[int]]]] = {}
-        for roles in self.calls(level):
+        for roles in self.calls(turn):
             with self.computing(roles) as (model, group):
-                completions |= self.sample(model, group, roles, level)
-        return {role: [Completions(ids) for ids in completions[role]] for role in level.prompt_ids}
+                completions |= self.sample(model, group, roles, turn)
+        return {role: [Completions(ids) for ids in completions[role]] for role in turn.prompt_ids}
 
-    def calls(self, level: Level) -> list[list[str]]:
+    def calls(self, turn: TurnPrompts) -> list[list[str]]:
         """Returns the agents of each call."""
         joinable, groups = self.team.joinable, dict[Any, list[str]]()
         mode = GenerationConfig(**self.arguments).get_generation_mode()
-        for role in level.prompt_ids:
+        for role in turn.prompt_ids:
             joins = role in joinable and mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH)
             # Some settings change the probability of end tokens, so agents in one call must have the same ones
             ends = self.team.end_tokens(role) if END_SETTINGS & self.arguments.keys() else ()
             groups.setdefault((joinable[role], *ends) if joins else role, []).append(role)
-        return [part for roles in groups.values() for part in self.split(roles, level)]
+        return [part for roles in groups.values() for part in self.split(roles, turn)]
 
-    def split(self, roles: list[str], level: Level) -> list[list[str]]:
+    def split(self, roles: list[str], turn: TurnPrompts) -> list[list[str]]:
         """
         Splits a group of agents if their prompts differ so much in length that padding adds more than a quarter of the
         tokens. Under ZeRO-3, the processes must agree on the number of calls, and each call gathers the base.
         """
-        lengths = [len(ids) for role in roles for ids in level.prompt_ids[role]]
-        completions = len(lengths) * level.num_generations * self.max_new_tokens
+        lengths = [len(ids) for role in roles for ids in turn.prompt_ids[role]]
+        completions = len(lengths) * turn.num_generations * self.max_new_tokens
         padded = max(lengths, default=0) * len(lengths)
         is_little = padded + completions <= MOST_PADDING * (sum(lengths) + completions)
         return [roles] if is_little or is_deepspeed_zero3_enabled() else [[x] for x in roles]
@@ -153,7 +156,7 @@ class TransformersGenerator:
             yield sampling
 
     def sample(
-        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], level: Level
+        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts
     ) -> dict[str, list[list[list[int]]]]:
         """
         Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt
@@ -166,10 +169,10 @@ class TransformersGenerator:
             "eos_token_id": [token for ids in ends for token in ids],
         }
         stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
-        seeds = [self.seeds(role, level) for role in roles]
+        seeds = [self.seeds(role, turn) for role in roles]
         distinct: dict[tuple[int, ...], list[int]] = {}  # for each agent and prompt, the nodes with this prompt
         for agent, role in enumerate(roles):
-            for k, ids in enumerate(level.prompt_ids[role]):
+            for k, ids in enumerate(turn.prompt_ids[role]):
                 distinct.setdefault((agent, *ids), []).append(k)
         groups = generate_groups(
             model,
@@ -180,19 +183,19 @@ class TransformersGenerator:
             Agents(ends, stops, group),
             [agent for agent, *_ in distinct],
         )
-        completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(level.prompt_ids[role]) for role in roles}
+        completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(turn.prompt_ids[role]) for role in roles}
         for (agent, *_), nodes, ids in zip(distinct, distinct.values(), groups, strict=True):
             for position, k in enumerate(nodes):
-                completions[roles[agent]][k] = ids[position * level.num_generations :][: level.num_generations]
+                completions[roles[agent]][k] = ids[position * turn.num_generations :][: turn.num_generations]
         return completions
 
-    def seeds(self, role: str, level: Level) -> list[list[int]]:
+    def seeds(self, role: str, turn: TurnPrompts) -> list[list[int]]:
         """Returns a seed for each completion of an agent."""
-        nodes, numbers = level.nodes[role], range(level.num_generations)
+        nodes, numbers = turn.nodes[role], range(turn.num_generations)
         if self.seed is None:
             drawn = int(torch.randint(2**62, ()))
             return [[derive_seed(drawn, k, g) for g in numbers] for k in range(len(nodes))]
-        stream = (self.seed, level.stream) if level.stream else (self.seed,)
+        stream = (self.seed, turn.stream) if turn.stream else (self.seed,)
         seeds = []
         for node in nodes:
             place = (*stream, node.tree, node.episode, len(node.history), role)
@@ -218,7 +221,7 @@ class TeamSampler:
             responses.
         chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
 
-    `stream` can be set, see [`Level`].
+    `stream` can be set, see [`TurnPrompts`].
     """
 
     stream = ""
@@ -236,8 +239,11 @@ class TeamSampler:
         self.use_chat_template = use_chat_template
         self.history_options = history_options
         self.chat_template_kwargs = chat_template_kwargs or {}
-        if team.reasoning == "none":
-            self.chat_template_kwargs = {"enable_thinking": False, **self.chat_template_kwargs}
+
+    def template_kwargs(self, role: str) -> dict[str, Any]:
+        """Returns the arguments of an agent's chat template."""
+        thinking = {"enable_thinking": False} if self.team.reasoning[role] == "none" else {}
+        return thinking | self.chat_template_kwargs
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -258,27 +264,28 @@ class TeamSampler:
             with self.team.activate(role) as agent:
                 what = f"A prompt of {role!r} with its completion"
                 check_length(what, agent, longest + self.generator.max_new_tokens)
-        completions = self.generator.generate(Level(own, prompt_ids, num_generations, self.stream))
+        completions = self.generator.generate(TurnPrompts(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:
             tokenizer, end_tokens = self.team.tokenizers[role], self.team.end_tokens(role)
+            reader = CompletionReader(tokenizer)
             for node, prompt, sampled in zip(own[role], prompts[role], completions[role], strict=True):
                 call = call_of(node.prompts[role])
                 stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
                 if call.stop or call.max_tokens is not None:
                     cut_off(sampled, call, tokenizer)
-                texts = whole_texts(tokenizer, sampled.ids)
+                texts = reader.texts(sampled.ids)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
                 made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
-                if self.team.reasoning != "keep":
-                    made.answers = answers_of(tokenizer, prompt.ids, sampled.ids, texts)
+                if self.team.reasoning[role] != "keep":
+                    made.answers = reader.answers(prompt.ids, sampled.ids, texts)
                 samples[role].append(made)
         return samples
 
     def prompts(self, role: str, nodes: list[Node]) -> list[WholePrompt]:
         """Makes an agent's prompts at nodes at which it acts, with the visible part of its past turns."""
-        tokenizer = self.team.tokenizers[role]
+        tokenizer, kwargs = self.team.tokenizers[role], self.template_kwargs(role)
         try:
             prompts = tokenize_nodes(
                 role,
@@ -287,8 +294,8 @@ class TeamSampler:
                 end_tokens=self.team.end_tokens(role),
                 as_chat=role in self.chat_roles,
                 options=self.history_options,
-                tokenize=partial(tokenize_prompts, tokenizer, **self.chat_template_kwargs),
-                render=partial(render_chat, tokenizer, **self.chat_template_kwargs),
+                tokenize=partial(tokenize_prompts, tokenizer, **kwargs),
+                render=partial(render_chat, tokenizer, **kwargs),
             )
         except TemplateError as error:
             raise UnavailableError(
@@ -345,7 +352,21 @@ def cut_off(sampled: Completions, call: AgentCall, tokenizer: PreTrainedTokenize
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
     """Returns the text of chat messages that [`tokenize_prompts`] tokenizes."""
+    if takes_parts(tokenizer.get_chat_template()):
+        messages = prepare_multimodal_messages(messages)
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+
+
+@lru_cache
+def takes_parts(template: str) -> bool:
+    """
+    Returns whether a chat template takes contents as lists of parts alone, as SmolVLM's does: it writes no text of
+    others.
+    """
+    message, rendered = [{"role": "user", "content": CONTENT}], [CONTENT]
+    with contextlib.suppress(TemplateError):  # it may demand other messages
+        rendered, _ = render_jinja_template([message], chat_template=template, bos_token="", eos_token="")
+    return CONTENT not in rendered[0]
 
 
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
@@ -359,8 +380,8 @@ def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **k
             )
         # A prompt that begins with the token itself would get a second one
         return [own[1:] if own[:2] == [begin, begin] else own for own in ids]
-    tokens = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, return_dict=True, **kwargs)
-    return tokens["input_ids"]
+    texts = [render_chat(tokenizer, messages, **kwargs) for messages in prompts]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 # The arguments of `AgentTeam.collaborate` and the like

@@ -35,7 +35,7 @@ TraceRow = dict[str, Any]
 
 
 def trace_rows(
-    levels: list[list[Node]],
+    turns: list[list[Node]],
     roles: Sequence[str],
     advantages: "list[list[dict[str, torch.Tensor]]] | None" = None,
     *,
@@ -45,12 +45,12 @@ def trace_rows(
 ) -> list[TraceRow]:
     """
     Makes the rows of a batch of trees: one per joint action, turn by turn. Their values are plain: texts, numbers and
-    `None`. All `roles` have columns. `levels` and `advantages` have an entry per turn and node; the advantages of a
+    `None`. All `roles` have columns. `turns` and `advantages` have an entry per turn and node; the advantages of a
     trained agent at a node have the shape `(G,)`. `step`, `split` and `process` are columns of all rows.
     """
     rows = []
-    places = {id(root): ("/", "") for root in levels[0]}
-    for turn, nodes in enumerate(levels):
+    places = {id(root): ("/", "") for root in turns[0]}
+    for turn, nodes in enumerate(turns):
         for k, node in enumerate(nodes):
             path, parent = places[id(node)]
             for action, child in node.children.items():

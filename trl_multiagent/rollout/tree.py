@@ -1,7 +1,7 @@
 """
 Rollout trees and groups of episodes: nodes, joint actions and returns, as plain data.
 
-All trees of a batch grow together, turn by turn. Each level needs one call for its prompts, one for its completions
+All trees of a batch grow together, turn by turn. Each turn needs one call for its prompts, one for its completions
 and one for its outcomes. A group of episodes is several trees of the same item whose nodes have one joint action each.
 """
 
@@ -153,10 +153,10 @@ def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if role in node.prompts]
 
 
-def sibling_sets(nodes: Sequence[Node]) -> list[list[Node]]:
+def groups_of(nodes: Sequence[Node]) -> list[list[Node]]:
     """
-    Groups the nodes of a turn by sibling set. In a tree, a sibling set is the completions of one node; in a group of
-    episodes, it is those of all episodes of the item.
+    Divides the nodes of a turn into groups, whose completions are compared. In a tree, a group is one node; in
+    episodes, it is the nodes of all episodes of the item.
     """
     groups: dict[int, list[Node]] = {}
     for k, node in enumerate(nodes):
@@ -215,11 +215,11 @@ def grow_trees(
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    levels: list[list[Node]] = []
+    turns: list[list[Node]] = []
     with environment.playing(num_turns, are_episodes=num_episodes is not None):
         nodes = root_nodes(items, environment, num_episodes, numbers)
         for turn in range(num_turns):
-            levels.append(nodes)
+            turns.append(nodes)
             for role, samples in sample(nodes, num_generations).items():
                 for node, node_samples in zip(acting(role, nodes), samples, strict=True):
                     node.samples[role] = node_samples
@@ -230,9 +230,9 @@ def grow_trees(
                 _add_outcomes(node, outcomes, environment.roles, process_reward)
             if turn + 1 < num_turns:
                 nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, seed)
-    _add_group_rewards(levels, environment, process_reward)
-    _add_returns(levels, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
-    return levels
+    _add_group_rewards(turns, environment, process_reward)
+    _add_returns(turns, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
+    return turns
 
 
 def play_episodes(
@@ -286,9 +286,9 @@ def nodes_of_episode(root: Node) -> list[Node]:
     return nodes
 
 
-def turns_of_episodes(levels: list[list[Node]]) -> list[list[Turn]]:
+def turns_of_episodes(turns: list[list[Node]]) -> list[list[Turn]]:
     """Returns the turns of each episode that [`play_episodes`] played."""
-    return [[node.turn(0) for node in nodes_of_episode(root)] for root in levels[0]]
+    return [[node.turn(0) for node in nodes_of_episode(root)] for root in turns[0]]
 
 
 def derive_seed(*parts: Any) -> int:
@@ -328,6 +328,7 @@ def judge_nodes(
     trainer_state: Any = None,
     metrics: dict[str, list[float]] | None = None,
     reward_none: str = "error",
+    compared: bool = False,
 ) -> list[list[Outcome]]:
     """
     Scores all joint actions of the nodes in one call of the environment, and returns the outcomes of each node.
@@ -336,7 +337,7 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
+        chat_roles, trainer_state, metrics, reward_none, compared: See [`~environments.base.ScoringContext`].
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -350,7 +351,7 @@ def judge_nodes(
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
     numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees)):
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees, compared)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 
@@ -368,11 +369,11 @@ def _add_outcomes(
 
 
 def _add_group_rewards(
-    levels: list[list[Node]], environment: Environment, process_reward: Callable[[float], float]
+    turns: list[list[Node]], environment: Environment, process_reward: Callable[[float], float]
 ) -> None:
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
     finished: dict[int, list[tuple[Node, int]]] = {}
-    for node in (node for level in levels for node in level):
+    for node in (node for nodes in turns for node in nodes):
         for action in set(range(len(node.indices))) - node.children.keys():
             finished.setdefault(node.tree, []).append((node, action))
     for branches in finished.values():
@@ -425,9 +426,9 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None,
     return [random.Random(f"{seed}/{node.tree}/{len(node.history)}").randrange(len(node.indices))]
 
 
-def _add_returns(levels: list[list[Node]], roles: Sequence[str], discount: float) -> None:
+def _add_returns(turns: list[list[Node]], roles: Sequence[str], discount: float) -> None:
     """Computes the returns of all nodes, also by role if a node has rewards by role."""
-    nodes = [node for level in reversed(levels) for node in level]
+    nodes = [node for nodes in reversed(turns) for node in nodes]
     has_roles = any(node.role_rewards for node in nodes)
     for node in nodes:
         node.returns = _returns(node, None, discount)

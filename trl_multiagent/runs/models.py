@@ -93,7 +93,7 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
     kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
-    if model.reasoning != "auto":
+    if model.reasoning is not None:
         kwargs["reasoning"] = model.reasoning
     return TeamLoader(
         models=settings.model_names,
@@ -174,6 +174,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
             loader=make_loader(settings),
             token_budget=settings.arguments.get("generation_token_budget"),
             seed=seed,
+            use_chat_template=own.use_chat_template,
             max_new_tokens=own.max_completion_length,
             temperature=own.temperature,
         )

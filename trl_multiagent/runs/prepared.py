@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.console import hide_progress_bars
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
-from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
@@ -34,7 +34,7 @@ from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.models import check_models, check_repo_id, make_environment, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
@@ -240,16 +240,6 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
         peft_config=make_peft_config(settings),
         resume_from_checkpoint=checkpoint,
     )
-
-
-def parse_recipe(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> PreparedRun:
-    """Reads and checks the settings of a run as [`run_recipe`] does, without loading a model or data."""
-    prog = prog or Path(sys.argv[0]).name
-    with end_on_wrong_input(prog):
-        settings = read_settings(algorithm, task, argv, prog)
-    return prepare_training(settings)
 
 
 def prepare_training(settings: Settings) -> PreparedRun:

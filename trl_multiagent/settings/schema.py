@@ -39,10 +39,9 @@ class AgentModel:
         "More arguments for `AutoTokenizer.from_pretrained`.",
         keys=("use_fast", "legacy", "add_bos_token", "add_eos_token", "add_prefix_space", "model_max_length"),
     )
-    reasoning: Literal["auto", "keep", "none"] = setting(
-        "What others see of a completion: the answer after the reasoning, or with 'keep' all of it. With 'none', chat "
-        "templates also get `enable_thinking=False`.",
-        "auto",
+    reasoning: Literal["auto", "keep", "none"] | None = setting(
+        "What others see of a completion: the answer after the reasoning ('auto'), or with 'keep' all of it. With "
+        "'none', chat templates also get `enable_thinking=False`. By default as saved with a team, or 'auto'."
     )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     adapter_roles: list[str] | None = setting(
@@ -123,8 +122,8 @@ class RewardProcessor:
     """The section `reward_processor`: a linear function that is applied to every reward."""
 
     enabled: bool = setting("Whether scale_factor and shift apply.", True)
-    scale_factor: float | None = setting("Factor for every reward.", ne=0, ge=-1000000, le=1000000)
-    shift: float | None = setting("Value added to every reward after the multiplication.", ge=-1000000, le=1000000)
+    scale_factor: float | None = setting("Factor for every reward.", ne=0)
+    shift: float | None = setting("Value added to every reward after the multiplication.")
 
 
 @dataclass
@@ -201,8 +200,8 @@ class RewardSettings(PairSettings):
     reward_model_name: str | None = setting(
         "Model that the reward model starts from; by default that of the first agent."
     )
-    reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0, le=1000)
-    reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0, le=1000000)
+    reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0)
+    reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0)
     reward_train_batch_size: int = setting("Pairs per device and optimizer step.", 1, ge=1)
     reward_max_length: int | None = setting("Maximum number of tokens of a joint text; prompts are cut.", 2048, ge=1)
     reward_freeze_backbone: bool = setting("Whether only the head of the reward model is trained.", False)
@@ -263,6 +262,7 @@ class SeatSettings:
     agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
     max_completion_length: int = setting("Maximum number of tokens of an answer.", 256, ge=1)
     temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)
+    use_chat_template: bool | None = setting("Whether prompts are chat messages; by default if there is a template.")
 
     def __post_init__(self) -> None:
         given = [x for x in (self.function, self.team, self.population, self.endpoint) if x]

@@ -21,7 +21,7 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn, check_r
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
-from trl_multiagent.models.packing import run_packed
+from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
 from trl_multiagent.models.reasoning import Reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
@@ -76,9 +76,9 @@ class AgentTeam(nn.Module):
         models (`nn.ModuleDict`): The distinct models, by the first role that uses each.
         policies (`dict[str, PreTrainedModel | PeftModel]`): The model of each role; a LoRA agent's has its adapter.
         agents (`dict[str, PreTrainedModel]`): The model of each role, without adapters.
-        reasoning (`str`): What others see of a completion with a reasoning, see [`~models.reasoning.answers_of`]: with
-            `"auto"` the answer, with `"keep"` all of it. With `"none"`, chat templates also get
-            `enable_thinking=False`.
+        reasoning (`dict[str, str]`): What others see of each role's completions with a reasoning, see
+            [`~models.reasoning.CompletionReader`]: with `"auto"` the answer, with `"keep"` all of it. With `"none"`,
+            the chat template also gets `enable_thinking=False`.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
         saved and loaded with
@@ -114,7 +114,7 @@ class AgentTeam(nn.Module):
         self.policies = dict(models)
         self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
-        self.reasoning: Reasoning = "auto"
+        self.reasoning: dict[str, Reasoning] = dict.fromkeys(self.roles, "auto")
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
@@ -161,7 +161,7 @@ class AgentTeam(nn.Module):
         seed: int = 42,
         base_dtype: str | torch.dtype | None = None,
         tokenizer_kwargs: dict[str, Any] | None = None,
-        reasoning: Reasoning = "auto",
+        reasoning: Reasoning | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -183,7 +183,8 @@ class AgentTeam(nn.Module):
                 The adapters are float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
                 `add_bos_token`.
-            reasoning (`str`, *optional*, defaults to `"auto"`): The attribute of that name.
+            reasoning (`str`, *optional*): The attribute of that name, for all agents. By default that of a saved team,
+                or `"auto"`.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
                 `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
@@ -199,13 +200,13 @@ class AgentTeam(nn.Module):
             if config is not None:
                 check_adapter_config("an agent", config)
         hub = hub_arguments(model_init_kwargs)
-        sources, saved_form = find_sources(name, None if roles is None else check_agent_names(roles), hub)
+        sources, saved = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         configs = peft_config if isinstance(peft_config, Mapping) else dict.fromkeys(sources, peft_config)
         configs = {role: config for role, config in configs.items() if config is not None}
-        shares, adapted = form_of_sources(sources, saved_form, configs, share_weights, hub)
+        shares, adapted = form_of_sources(sources, None if saved is None else saved.form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         own_kwargs = dict(model_init_kwargs)
-        if "gguf_file" in model_init_kwargs and saved_form is None:
+        if "gguf_file" in model_init_kwargs and saved is None:
             kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
         else:
             own_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
@@ -217,7 +218,10 @@ class AgentTeam(nn.Module):
         if adapted:
             models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
         team = cls({role: models[role] for role in sources}, tokenizers)
-        team.reasoning = reasoning
+        if reasoning is not None:
+            team.reasoning = dict.fromkeys(team.roles, reasoning)
+        elif saved is not None:
+            team.reasoning = saved.reasoning
         return team
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -243,7 +247,7 @@ class AgentTeam(nn.Module):
             elif role == name:  # a shared model is saved once
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
-        TeamFile(self.form, {role: self.folder(role) for role in self.roles}).write(folder)
+        TeamFile(self.form, {role: self.folder(role) for role in self.roles}, self.reasoning).write(folder)
         if self.critics is not None:
             self.critics.save(folder, state_dict)
 
@@ -577,9 +581,9 @@ class AgentTeam(nn.Module):
 
         Args:
             team_inputs (`dict[str, dict]`, *optional*): Keyword arguments of each agent's forward. Without it, the
-                arguments go to the active agent. Two kinds of arguments change an agent's forward, and exclude each
-                other: `places` and `readers` of packed rows, see [`~packing.run_packed`]; and `router_weights`, the
-                weights of its tokens in the router loss, see [`~router_loss.forward_with_expert_sums`].
+                arguments go to the active agent. Two kinds of arguments change an agent's forward: `places` and others
+                of [`~packing.run_scored`]; and `router_weights`, the weights of its tokens in the router loss, see
+                [`~router_loss.forward_with_expert_sums`], which exclude packed rows.
             critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the
                 sequences that it reads. Needs `team_inputs`.
 
@@ -719,7 +723,7 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
-    return run_packed(agent, **inputs) if "places" in inputs else agent(**inputs)
+    return run_scored(agent, **inputs) if "places" in inputs else agent(**inputs)
 
 
 def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:

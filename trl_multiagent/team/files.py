@@ -15,6 +15,7 @@ from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
 from trl_multiagent.models.pretrained import find_file, gguf_file_of, load_model, seeded
+from trl_multiagent.models.reasoning import Reasoning
 
 
 AGENTS_FOLDER = "agents"
@@ -28,12 +29,13 @@ Form = Literal["full", "shared", "lora", "mixed"]
 @dataclass
 class TeamFile:
     """
-    The contents of `team.json`: the form of the team, see [`AgentTeam`], and the folder of each role in the folder of
-    the team.
+    The contents of `team.json`: the form of the team and, of each role, the folder in the folder of the team and what
+    others see of its reasoning, see [`AgentTeam`].
     """
 
     form: Form
     folders: dict[str, str]
+    reasoning: dict[str, Reasoning]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -41,7 +43,7 @@ class TeamFile:
 
     def write(self, folder: Path) -> None:
         """Writes `team.json` into the team's folder."""
-        agents = [{"role": role, "folder": agent_folder} for role, agent_folder in self.folders.items()]
+        agents = [{"role": role, "folder": x, "reasoning": self.reasoning[role]} for role, x in self.folders.items()]
         contents = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
@@ -59,6 +61,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     with naming_damage(path):
         version, form = contents["format_version"], contents["form"]
         agents = [(agent["role"], str(agent["folder"])) for agent in contents["agents"]]
+        reasoning = {agent["role"]: agent.get("reasoning", "auto") for agent in contents["agents"]}
     if version != FORMAT_VERSION or form not in get_args(Form):
         raise ValueError(
             f"{path} has the format version {version!r} and the form {form!r}; this release reads version "
@@ -69,7 +72,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     for file in (path, *parts, *(file for part in parts for file in part.rglob("*"))):
         if leads_out(file, path.parent):
             raise ValueError(f"{file} leads out of the team's folder: replace it by a copy of {file.resolve()}.")
-    return TeamFile(form, dict(agents))
+    return TeamFile(form, dict(agents), reasoning)
 
 
 # Loading
@@ -77,10 +80,11 @@ def read_team_file(path: str | Path) -> TeamFile:
 
 def find_sources(
     name: str | Path | Sequence[str], roles: Sequence[str] | None, hub: dict[str, Any]
-) -> tuple[dict[str, str], Form | None]:
+) -> tuple[dict[str, str], TeamFile | None]:
     """
     Finds what each agent of a team is loaded from: its folder in a saved team, which is downloaded if it is on the
-    Hub, or the folder or Hub id of a model. Returns these by role, and the form of a saved team, or `None` for models.
+    Hub, or the folder or Hub id of a model. Returns these by role, and the `team.json` of a saved team, or `None` for
+    models.
 
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
@@ -93,7 +97,7 @@ def find_sources(
             team = read_team_file(folder / TEAM_FILE)
             if roles is not None and roles != team.roles:
                 raise ValueError(f"The team in {name} has the roles {list(team.roles)}, not {list(roles)}.")
-            return {role: str(folder / place) for role, place in team.folders.items()}, team.form
+            return {role: str(folder / place) for role, place in team.folders.items()}, team
     elif not (isinstance(name, list | tuple) and all(isinstance(x, str | Path) for x in name)):
         raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
     if roles is None:

@@ -28,14 +28,14 @@ class MAACTrainer(ActorCriticTrainer):
     def critic_of(self, role: str) -> str:
         return CENTRAL
 
-    def _judge(self, levels: list[list[Node]]) -> None:
+    def _judge(self, turns: list[list[Node]]) -> None:
         with fail_together(self.accelerator):
-            if any(node.role_rewards for nodes in levels for node in nodes):
+            if any(node.role_rewards for nodes in turns for node in nodes):
                 raise ValueError(
                     "The central critic estimates one return, but the environment gives each role a reward of its "
                     "own: use IAC."
                 )
-        super()._judge(levels)
+        super()._judge(turns)
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         prompts, completions = {}, {}

@@ -18,10 +18,10 @@ class MAGRPOConfig(RolloutConfig):
         turn_gradient_weights (`list[float]`, *optional*):
             One factor per turn, which multiplies the loss of that turn's rows. Needs `handoff`. All 1.0 by default.
         advantage_mode (`str`, *optional*, defaults to `"mean"`):
-            Baseline over the sibling set: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
+            Baseline over the group: `"mean"` (MAGRPO), `"rloo"` (MARLOO), `"max"` (MAReMax) or `"raw"`
             (MAREINFORCE, no baseline).
         advantage_normalization (`bool` or `str`, *optional*, defaults to `False`): Whether to standardize the
-            advantages within a sibling set. If so, `advantage_mode` makes no difference. `"role"` standardizes each
+            advantages within a group. If so, `advantage_mode` makes no difference. `"role"` standardizes each
             agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its
             rewards.
         credit (`str`, *optional*): If set, a counterfactual reward is subtracted from an agent's return: the reward of
@@ -30,7 +30,7 @@ class MAGRPOConfig(RolloutConfig):
             additional joint actions for each one.
     """
 
-    turn_gradient_weights: list[float] | None = setting(ge=0, le=1000000)
+    turn_gradient_weights: list[float] | None = setting(ge=0)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
     advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
     credit: str | None = setting(choices=("nothing", "sibling"))
@@ -65,18 +65,18 @@ class MAGRPOConfig(RolloutConfig):
 class MARLOOConfig(MAGRPOConfig):
     """Configuration class for the [`MARLOOTrainer`]: [`MAGRPOConfig`] with `advantage_mode="rloo"`."""
 
-    advantage_mode: str = setting("Baseline over the sibling set, 'rloo' here.", "rloo", choices=("rloo",))
+    advantage_mode: str = setting("Baseline over the group, 'rloo' here.", "rloo", choices=("rloo",))
 
 
 @dataclass
 class MAReMaxConfig(MAGRPOConfig):
     """Configuration class for the [`MAReMaxTrainer`]: [`MAGRPOConfig`] with `advantage_mode="max"`."""
 
-    advantage_mode: str = setting("Baseline over the sibling set, 'max' here.", "max", choices=("max",))
+    advantage_mode: str = setting("Baseline over the group, 'max' here.", "max", choices=("max",))
 
 
 @dataclass
 class MAREINFORCEConfig(MAGRPOConfig):
     """Configuration class for the [`MAREINFORCETrainer`]: [`MAGRPOConfig`] with `advantage_mode="raw"`."""
 
-    advantage_mode: str = setting("Baseline over the sibling set, 'raw' here.", "raw", choices=("raw",))
+    advantage_mode: str = setting("Baseline over the group, 'raw' here.", "raw", choices=("raw",))

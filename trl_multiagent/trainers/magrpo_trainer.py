@@ -3,7 +3,7 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.credit import add_counterfactuals
-from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
+from trl_multiagent.rollout.tree import Node, acting, groups_of, known
 from trl_multiagent.trainers.base.batch import AgentTensors, Row
 from trl_multiagent.trainers.base.metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
@@ -85,29 +85,36 @@ class MAGRPOTrainer(RolloutTrainer):
         returns = torch.tensor([node.agent_returns(role) for role in roles])
         return dict(zip(roles, self._over_siblings(returns), strict=True))
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def advantages(self, turns: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
         Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's
         completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. With
         `advantage_normalization="role"`, the advantages of each agent are standardized over the batch.
         """
         if self.args.num_episodes is None:
-            advantages = super().advantages(levels)
+            advantages = super().advantages(turns)
         else:
-            advantages = [self._episode_advantages(nodes) for nodes in levels]
+            advantages = [self._episode_advantages(nodes) for nodes in turns]
         if self.args.advantage_normalization == "role":
-            self._normalize_by_role([by_role for level in advantages for by_role in level])
+            self._normalize_by_role([by_role for nodes in advantages for by_role in nodes])
         return advantages
 
-    def _judge(self, levels: list[list[Node]]) -> None:
+    def _judge(self, turns: list[list[Node]]) -> None:
         """Scores counterfactual joint actions, see `credit`."""
         if self.args.credit is None:
             return
         context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
         arguments = (self.environment, self.team.trained_roles, self.args.credit, self._process_reward)
         with fail_together(self.accelerator), self.observer.timed("reward"):
-            for nodes in levels:
+            for nodes in turns:
                 add_counterfactuals(nodes, *arguments, **context)
+
+    @property
+    def _only_compares_rewards(self) -> bool:
+        args, own = self.args, type(self)
+        changed = own.node_advantages, own.advantages  # of an algorithm that a user derived from this one
+        is_own = changed == (MAGRPOTrainer.node_advantages, MAGRPOTrainer.advantages)
+        return is_own and args.num_turns == 1 and args.credit is None and args.advantage_mode != "raw"
 
     def _over_siblings(self, returns: torch.Tensor) -> torch.Tensor:
         """Computes advantages of the shape of `returns`, `(..., G)`."""
@@ -118,9 +125,9 @@ class MAGRPOTrainer(RolloutTrainer):
         """Computes the advantages at the nodes of one turn of groups of episodes, of shape `(1,)` each."""
         advantages: dict[int, dict[str, torch.Tensor]] = {id(node): {} for node in nodes}
         for role in self.team.trained_roles:
-            for siblings in sibling_sets(acting(role, nodes)):
-                returns = torch.tensor([node.agent_returns(role)[0] for node in siblings])
-                for node, advantage in zip(siblings, self._over_siblings(returns).split(1), strict=True):
+            for group in groups_of(acting(role, nodes)):
+                returns = torch.tensor([node.agent_returns(role)[0] for node in group])
+                for node, advantage in zip(group, self._over_siblings(returns).split(1), strict=True):
                     advantages[id(node)][role] = advantage
         return [advantages[id(node)] for node in nodes]
 
@@ -163,7 +170,7 @@ def sibling_advantages(
     returns: torch.Tensor, mode: str, normalize: bool = False, num_generations: int | None = None
 ) -> torch.Tensor:
     """
-    Computes the advantage of each sibling over the baseline of its sibling set.
+    Computes the advantage of each sibling over the baseline of its group.
 
     | `mode` | algorithm | A_g |
     | --- | --- | --- |
@@ -180,8 +187,8 @@ def sibling_advantages(
         mode (`str`): One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
             Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
-            sibling set whose members are all equal gets zeros.
-        num_generations (`int`, *optional*): Size G of a complete sibling set, by default that of `returns`. A sibling
+            group whose members are all equal gets zeros.
+        num_generations (`int`, *optional*): Size G of a complete group, by default that of `returns`. A sibling
             without others has an advantage of zero, except in mode `"raw"`. The baseline of `"mean"` contains the
             sibling's own return, which scales the expected update by (G - 1) / G. A smaller set gets the same scale.
 
@@ -232,7 +239,7 @@ class MAReMaxTrainer(MAGRPOTrainer):
     """
     Trainer for Multi-Agent REINFORCE with group max (MAReMax).
 
-    The baseline is the highest return in the sibling set, the completion's own included (a variant of
+    The baseline is the highest return in the group, the completion's own included (a variant of
     [ReMax](https://huggingface.co/papers/2310.10505)). Everything else is as in [`MAGRPOTrainer`]; `args` is a
     [`MAReMaxConfig`].
     """

@@ -11,7 +11,6 @@ from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.runs.prepared import parse_recipe
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, load_block_dataset
 from trl_multiagent.tasks.block_building.data import (
     DEMO_PALETTES,
@@ -31,6 +30,8 @@ from trl_multiagent.tasks.block_building.environment import (
     read_target,
     wall_metrics,
 )
+
+from prepared import parse_recipe
 
 
 CONFIGS = sorted((RECIPES / "block_building" / "configs").glob("*.yaml"))

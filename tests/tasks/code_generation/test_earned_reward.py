@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.environments.base import ScoringContext, scoring
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation.item_facts import (
     facts_program,
@@ -79,6 +80,30 @@ def test_no_experiment_is_made_with_a_helper_that_is_called_very_often(sandbox):
         environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
         (outcome,) = environment.evaluate([ITEM], [{"aux": EVEN, "main": main}], [[]])
         assert outcome.reward == pytest.approx(earned) and outcome.metrics["paper_reward"] == pytest.approx(paper)
+
+
+def test_where_rewards_are_compared_equal_pairs_share_experiments(sandbox):
+    good, wrapper = (EVEN, SUM_OF_SQUARES), (ALL_AUX, "def f(xs):\n    return aux(xs)")
+    long = (f"{ALL_AUX}\nunused = 'it is the same program but for a text that nothing needs'", wrapper[1])
+    pairs = [good, good, wrapper, wrapper, wrapper, long, good, wrapper, wrapper, wrapper, good, good]
+    trees, actions = [k // 2 for k in range(12)], [{"aux": aux, "main": main} for aux, main in pairs]
+    environment = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    runs, run = [], environment.runner.run_experiments
+    environment.runner.run_experiments = lambda programs: runs.append(programs) or run(programs)
+    rewards = {}
+    for compared in (False, True):
+        runs.clear()
+        with scoring(ScoringContext(trees=trees, compared=compared)):
+            outcomes = environment.score([ITEM] * 12, actions, [[]] * 12)
+        rewards[compared] = [outcome.reward for outcome in outcomes]
+        tried = [program for programs in runs for program in programs if program.experiments[:1] == ("nothing",)]
+        assert len(tried) == (6 if compared else 12)
+    # Of the five items whose pairs are equal, the first one and the fifth one make experiments
+    assert [k for k, x in enumerate(outcomes) if "experiments" in x.extra] == [2, 3, 4, 5, 8, 9]
+    assert rewards[True][2] - rewards[False][2] == pytest.approx(1.9) and rewards[True][10:] == rewards[False][10:]
+    for k in range(0, 12, 2):  # the same differences, so the same update
+        one, other = (rewards[compared][k + 1] - rewards[compared][k] for compared in (False, True))
+        assert one == pytest.approx(other, abs=1e-6) and (one == 0) == (k not in (4, 6)) == (other == 0)
 
 
 def test_evaluation_reports_both_kinds(sandbox):

@@ -184,7 +184,7 @@ class BlockSettings:
     """The section `block_building`."""
 
     palettes: dict[str, list[str]] | None = setting("The blocks of each role, such as {builder_1: [stone, glass]}.")
-    max_commands: int | None = setting("Commands of all agents; 300 by default, 600 for houses.", ge=1, le=10000)
+    max_commands: int | None = setting("Commands of all agents; 300 by default, 600 for houses.", ge=1)
     provide_graph: bool = setting("Whether a wall is shown as a drawing, instead of as a list of places.", True)
     limited_resource: bool = setting("Whether agents have a limited number of each kind of block.", False)
     player: dict[str, int] | None = setting("`hp`, the health of the player; 5 by default.", keys=("hp",), ge=1)

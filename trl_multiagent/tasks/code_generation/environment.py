@@ -12,7 +12,14 @@ from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
-from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import (
+    PASSED_HIDDEN,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    scoring_context,
+)
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.code_generation.expert import Expert
@@ -411,7 +418,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         return aux_prompt(item, problem) if role == AUX else main_prompt(item, problem)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        return self.reward.score(items, joint_actions)
+        context = scoring_context()
+        return self.reward.score(items, joint_actions, trees=context.trees or () if context.compared else ())
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """

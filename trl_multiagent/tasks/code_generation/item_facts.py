@@ -234,8 +234,11 @@ def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str,
 
 def _shows(prompt: str, *parts: str) -> bool:
     """Returns whether a prompt contains these texts soon after each other, in any spacing."""
-    *places, end = (f"(?<= ){re.escape(_words(part))}(?= )" for part in parts)
-    return bool(re.search(".{0,40}?".join(places) + ".{0,120}?" + end, f" {_words(prompt)} "))
+    text, words = f" {_words(prompt)} ", [*map(_words, parts)]
+    if not all(f" {part} " in text for part in words):  # most parts, for which no pattern has to be compiled
+        return False
+    *places, end = (f"(?<= ){re.escape(part)}(?= )" for part in words)
+    return bool(re.search(".{0,40}?".join(places) + ".{0,120}?" + end, text))
 
 
 def _bare(text: str) -> str:

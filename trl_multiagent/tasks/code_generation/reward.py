@@ -38,6 +38,7 @@ VALUE_IGNORED = 0.5  # subtracted
 # Changes with which a program that passed tests runs again; if a test is then lost, what was changed matters. The last
 # one changes nothing, and must have no effect. The sandbox makes them, see [`~trl_multiagent.code.sandbox.Program`]
 EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
+SAMPLED = 4  # where rewards are only compared, one in so many items with equal pairs makes its experiments
 MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made
 SECONDS_PER_CALL = 5e-4  # of aux, in an experiment, where each one passes between processes
 
@@ -82,6 +83,7 @@ class CodeResult:
     executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
     needs_aux: bool = True  # whether experiments show that a test that passes depends on `aux`
     divided: bool = False  # for the kind `earned`, whether they show that both agents are needed
+    estimated: bool = False  # whether the two are those of another item, see [`shared_experiments`]
 
     @property
     def ran(self) -> bool:
@@ -132,7 +134,13 @@ class CodeReward:
         self._facts: dict[tuple[str, str, str, bool], ItemFacts] = {}
         self._unreadable: set[tuple[str | None, str]] = set()  # answers that were reported
 
-    def score(self, items: list[dict], joint_actions: list[JointAction], kinds: tuple[str, ...] = ()) -> list[Outcome]:
+    def score(
+        self,
+        items: list[dict],
+        joint_actions: list[JointAction],
+        kinds: tuple[str, ...] = (),
+        trees: Sequence[int] = (),
+    ) -> list[Outcome]:
         """
         Scores a batch. All programs of the batch run in one call of the sandbox; experiments take a few more calls.
 
@@ -141,6 +149,8 @@ class CodeReward:
             joint_actions (`list[JointAction]`): `{"aux": ..., "main": ...}`, or `{"main": ...}` for a single agent.
             kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in
                 addition to the one that the agents are trained on.
+            trees (`Sequence[int]`, *optional*): The number of each joint action's item if rewards are only compared
+                with those of the same item, see [`shared_experiments`].
 
         Returns:
             `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
@@ -161,7 +171,7 @@ class CodeReward:
             if not analysis.main_problem and not analysis.syntax_problem
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
-        shown = self._make_experiments(kinds, analyses, programs, verdicts, facts)
+        shown = self._make_experiments(kinds, analyses, programs, verdicts, facts, trees)
         results = [
             CodeResult(analysis, verdicts.get(k), executed, *shown.get(k, ())) for k, analysis in enumerate(analyses)
         ]
@@ -178,8 +188,11 @@ class CodeReward:
         programs: dict[int, Program],
         verdicts: dict[int, Verdict],
         facts: list[ItemFacts],
-    ) -> dict[int, tuple[bool, bool]]:
-        """Returns `needs_aux` and `divided` for the programs with which experiments are made, by index."""
+        trees: Sequence[int],
+    ) -> dict[int, tuple[bool, bool, bool]]:
+        """
+        Returns `needs_aux`, `divided` and `estimated` for the programs with which experiments are made, by index.
+        """
         called = {
             k: replace(
                 program,
@@ -193,12 +206,13 @@ class CodeReward:
         }
         solving = [k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0]
         asks = called if "paper" in kinds and self.collaboration == "executed" else ()  # whether they need aux
-        effects = self._find_effects(
-            called, dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
-        )
+        chosen = dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
+        shared = shared_experiments([called[k] if k in chosen else None for k in range(len(analyses))], trees)
+        effects = self._find_effects(called, {k: names for k, names in chosen.items() if k not in shared})
         # A main that answers itself if aux says nothing may still depend on what aux says
         others = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
-        return {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
+        made = {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
+        return {k: (*made[shared.get(k, k)], k in shared) for k in chosen}
 
     def _find_effects(
         self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
@@ -251,6 +265,26 @@ class CodeReward:
             if facts.reference is not None and facts.reference < facts.total:
                 logger.warning("%s: the reference solution passes %d of %d tests", name, facts.reference, facts.total)
         return [self._facts[key] for key in keys]
+
+
+def shared_experiments(pairs: Sequence[Program | None], trees: Sequence[int]) -> dict[int, int]:
+    """
+    Finds the pairs whose experiments need not be made, because all pairs of their item are equal, and rewards are only
+    compared with those of the same item. Of such items, one in [`SAMPLED`] makes its experiments, and the next ones
+    count as this one, so that the mean reward stays right.
+
+    Args:
+        pairs (`Sequence[Program | None]`): The pair of each joint action; `None` if it needs no experiments.
+        trees (`Sequence[int]`): The number of the item of each; empty if rewards count by themselves.
+
+    Returns:
+        `dict[int, int]`: For each such pair, the one that takes its place.
+    """
+    by_item: dict[int, list[int]] = {}
+    for k, tree in enumerate(trees):
+        by_item.setdefault(tree, []).append(k)
+    equal = [group for group in by_item.values() if pairs[group[0]] and len({pairs[k] for k in group}) == 1]
+    return {k: equal[n - n % SAMPLED][0] for n, group in enumerate(equal) if n % SAMPLED for k in group}
 
 
 def _experiment_timeout(program: Program, verdict: Verdict) -> float:
@@ -322,6 +356,7 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     reward = sum(parts.values())
     passed = result.passed
     share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
+    estimated = {"experiments": "those of another item"} if result.estimated else {}
     return Outcome(
         reward=reward,
         metrics={
@@ -342,7 +377,7 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
             "total_reward": reward,
         },
         info=result,
-        extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns(),
+        extra={"tests": "", "suspicious": ""} if verdict is None else verdict.columns() | estimated,
     )
 
 

@@ -134,21 +134,21 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         return self._advantages.get(id(node), {})
 
-    def _judge(self, levels: list[list[Node]]) -> None:
+    def _judge(self, turns: list[list[Node]]) -> None:
         critics = self.critics
         with fail_together(self.accelerator):
-            self._rows = {name: self._critic_rows(name, levels) for name in critics.names}
+            self._rows = {name: self._critic_rows(name, turns) for name in critics.names}
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
             self._predict(name, self._rows[name])
-            compute_targets(levels, name, self.args.discount, self.args.gae_lambda)
-            own = [node for nodes in levels for node in nodes if self.reads(name, node)]
+            compute_targets(turns, name, self.args.discount, self.args.gae_lambda)
+            own = [node for nodes in turns for node in nodes if self.reads(name, node)]
             pairs = (zip(node.targets[name], node.values[name], strict=True) for node in own)
             self._log_critic(name, [*chain.from_iterable(pairs)])
-        self._compute_advantages(levels)
+        self._compute_advantages(turns)
 
-    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
-        batches = super()._make_batches(levels, advantages)
+    def _make_batches(self, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+        batches = super()._make_batches(turns, advantages)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
             tensors = self._critic_tensors(name, rows, size * len(batches))
@@ -159,10 +159,10 @@ class ActorCriticTrainer(RolloutTrainer):
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
         return self._rows
 
-    def _critic_rows(self, critic: str, levels: list[list[Node]]) -> list[CriticRow]:
+    def _critic_rows(self, critic: str, turns: list[list[Node]]) -> list[CriticRow]:
         """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
         rows, is_q = [], self.args.critic_type == "q"
-        for node in (node for nodes in levels for node in nodes):
+        for node in (node for nodes in turns for node in nodes):
             if self.reads(critic, node):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
@@ -209,7 +209,7 @@ class ActorCriticTrainer(RolloutTrainer):
             for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
-    def _compute_advantages(self, levels: list[list[Node]]) -> None:
+    def _compute_advantages(self, turns: list[list[Node]]) -> None:
         """
         Computes the advantages of all completions, and logs their mean and deviation before they are standardized.
         """
@@ -217,7 +217,7 @@ class ActorCriticTrainer(RolloutTrainer):
         raw: dict[tuple[str, int], list[float]] = {}
         own = []
         for role in self.team.trained_roles:
-            for turn, nodes in enumerate(levels):
+            for turn, nodes in enumerate(turns):
                 raw[role, turn] = []
                 for node in acting(role, nodes):
                     advantages = critic_advantages(node, self.critic_of(role), role)
@@ -302,7 +302,7 @@ def value_errors(
 # reads the nodes at which the agent acts. Its rewards are the role's.
 
 
-def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
+def compute_targets(turns: Sequence[Sequence[Node]], critic: str, discount: float, gae_lambda: float) -> None:
     """
     Computes the targets of a critic, and stores them in `node.targets[critic]`, one number per joint action:
 
@@ -313,9 +313,9 @@ def compute_targets(levels: Sequence[Sequence[Node]], critic: str, discount: flo
     this is the target of one step, with 1 the return of the tree. y_j - V(h) is the generalized advantage estimate. If
     the critic does not read h', the mean of y(h') replaces V(h').
 
-    `levels` are the nodes of each turn, with their rewards and this critic's values.
+    `turns` are the nodes of each turn, with their rewards and this critic's values.
     """
-    for nodes in reversed(levels):
+    for nodes in reversed(turns):
         for node in nodes:
             node.targets[critic] = list(node.rewards_of(critic))
             for joint_action, child in node.children.items():

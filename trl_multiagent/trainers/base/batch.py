@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from trl_multiagent.models.packing import can_pack, pack
+from trl_multiagent.models.packing import can_pack, pack, scored
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.rollout.tree import Node, Samples
 
@@ -131,21 +131,22 @@ class Row:
         return len(self.samples[role].completion_ids[self.sibling]) if role in self.samples else 0
 
 
-def collect_rows(levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
+def collect_rows(turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
     """
     Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a
     micro-batch needs little padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so
-    that rows of a micro-batch share many tokens. `levels` and `advantages` have an entry per turn and node; the
+    that rows of a micro-batch share many tokens. `turns` and `advantages` have an entry per turn and node; the
     advantages of a trained agent at a node have the shape `(G,)`.
     """
     nodes = [
         (turn, node, by_role)
-        for turn, (level, level_advantages) in enumerate(zip(levels, advantages, strict=True))
-        for node, by_role in zip(level, level_advantages, strict=True)
+        for turn, (of_turn, turn_advantages) in enumerate(zip(turns, advantages, strict=True))
+        for node, by_role in zip(of_turn, turn_advantages, strict=True)
     ]
-    longest: dict[int, int] = {}  # by tree
+    longest: dict[int, int] = {}  # prompt and completion of any agent, by tree
     for _, node, _ in nodes:
-        longest[node.tree] = max(longest.get(node.tree, 0), longest_sequence_length(node))
+        lengths = (len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in node.samples.values())
+        longest[node.tree] = max(longest.get(node.tree, 0), *lengths)
 
     def place(entry: tuple[int, Node, dict[str, torch.Tensor]]) -> Any:
         node = entry[1]
@@ -177,11 +178,6 @@ def split_rows(rows: Sequence[Row], number: int, size: int) -> list[Sequence[Row
         parts.append(rows[:end])
         rows = rows[end:]
     return parts
-
-
-def longest_sequence_length(node: Node) -> int:
-    """Returns the number of tokens in the longest prompt and completion of any agent at a node."""
-    return max(len(samples.prompt_ids) + max(map(len, samples.completion_ids)) for samples in node.samples.values())
 
 
 def agent_tensors(
@@ -225,8 +221,7 @@ def padded(values: Sequence[list[Any]], padding: float, side: str = "right") -> 
 
 def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]:
     """
-    Builds the arguments of an agent's forward that returns log-probabilities. Their last columns belong to the
-    completions.
+    Builds the arguments of an agent's forward that returns log-probabilities of the completions.
 
     If the agent supports it, the common tokens of rows are computed only once. This does not apply to rows with
     `router_weights`, because a router loss counts every token of every row.
@@ -243,9 +238,10 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
             return common | packed
     input_ids = torch.cat([rows.prompt_ids, rows.completion_ids], dim=1)
     attention_mask = torch.cat([rows.prompt_mask, rows.completion_mask], dim=1)
-    labels = input_ids.masked_fill(attention_mask == 0, -100)
-    labels[:, :prompt_length] = -100
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels, **common}
+    places = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)[:, prompt_length - 1 : -1]
+    places = places.masked_fill(rows.completion_mask == 0, -1)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **common}
+    inputs |= scored(input_ids.roll(-1, dims=1), places)
     if rows.router_weights is not None:
         inputs["router_weights"] = attention_mask * rows.router_weights.unsqueeze(1)
     return inputs | {"position_ids": token_positions(attention_mask)} if takes_positions(agent) else inputs

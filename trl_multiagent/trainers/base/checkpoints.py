@@ -140,11 +140,6 @@ def checksums_of(folder: Path, names: Sequence[str]) -> dict[str, str]:
         return dict(zip(names, pool.map(lambda name: checksum_of_file(folder / name), names), strict=True))
 
 
-def files_in(folder: Path) -> list[str]:
-    """Returns the sorted names of all files below a folder."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-
-
 def step_of(checkpoint: str | Path) -> int:
     """Returns the optimizer step in the name of a checkpoint, or 0."""
     step = Path(checkpoint).name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-")
@@ -156,7 +151,7 @@ def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
     Writes the last file of a checkpoint, with the checksums of all others and further entries, and moves the folder to
     its final place. Only then does it count as a checkpoint.
     """
-    names = files_in(unfinished)
+    names = sorted(path.relative_to(unfinished).as_posix() for path in unfinished.rglob("*") if path.is_file())
     for name in names:
         flush(unfinished / name)
     state = {**entries, "checksums": checksums_of(unfinished, names)}

@@ -45,7 +45,7 @@ class PolicyLoss:
     ratios: torch.Tensor | None = None  # the numbers of [`sampling_correction`]
 
 
-def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
+def policy_loss(logps: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
     Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add
     up to the loss of the batch, divided by the number of processes.
@@ -54,12 +54,10 @@ def policy_loss(log_probs: torch.Tensor, entropy: torch.Tensor, rows: AgentTenso
     mask, if each part contains entire rows.
 
     Args:
-        log_probs, entropy (`torch.Tensor` of shape `(num_rows, length)`):
-            Log-probability, in nats, and entropy of the policy for every token. The last columns belong to the
-            completions.
+        logps, entropy (`torch.Tensor` of shape `(num_rows, completion_length)`):
+            Log-probability, in nats, and entropy of the policy for every token of the completions.
     """
     mask = rows.completion_mask
-    logps, entropy = log_probs[:, -mask.size(1) :], entropy[:, -mask.size(1) :]
     old = logps.detach() if rows.old_logps is None else rows.old_logps
     sums = {"entropy": entropy}
     factors = ratios = None

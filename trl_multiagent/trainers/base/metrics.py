@@ -31,8 +31,8 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import ALARMS_FILE, naming, write_json, write_text
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.run_page import choose_trees, trees_of
-from trl_multiagent.rollout.trace import TraceRow, trace_rows
-from trl_multiagent.rollout.tree import Node, acting, known, sibling_sets
+from trl_multiagent.rollout.trace import TraceRow, item_id, trace_rows
+from trl_multiagent.rollout.tree import Node, acting, groups_of, known
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless, print_completions
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
@@ -154,7 +154,7 @@ class RolloutTotals:
 
 
 def rollout_totals(
-    levels: list[list[Node]],
+    turns: list[list[Node]],
     end_tokens: Mapping[str, Sequence[int]],
     scoring: dict[str, float],
     training: bool,
@@ -163,13 +163,13 @@ def rollout_totals(
     """
     Computes the metrics of the trees of one process, given by the nodes of each turn. `end_tokens`: for each role, the
     tokens that end a completion. `scoring`: the environment's metrics of scoring. `training`: whether to include the
-    metrics of sibling sets and of early termination. `logged`: numbers that reward functions logged, by name.
+    metrics of groups and of early termination. `logged`: numbers that reward functions logged, by name.
 
     Raises:
         TaskError: A reward function logged a metric under a name that the trainer uses.
     """
     values: defaultdict[str, list[float]] = defaultdict(list)
-    for turn, nodes in enumerate(levels, start=1):
+    for turn, nodes in enumerate(turns, start=1):
         for node in nodes:
             add_rewards(values, turn, node)
             if training:
@@ -178,10 +178,10 @@ def rollout_totals(
                 for name, value in outcome.metrics.items():
                     values[f"turn_{turn}/{name}"].append(value)
         if training:
-            values["frac_reward_zero_std"] += map(float, map(are_equal, sibling_sets(nodes)))
+            values["frac_reward_zero_std"] += map(float, map(are_equal, groups_of(nodes)))
     sums = Counter({f"reward/{name}": value for name, value in scoring.items()})
     texts: dict[str, Counter[bytes]] = {role: Counter() for role in end_tokens}
-    for role, node in itertools.product(end_tokens, itertools.chain(*levels)):
+    for role, node in itertools.product(end_tokens, itertools.chain(*turns)):
         if role not in node.samples:
             continue
         samples = node.samples[role]
@@ -204,7 +204,7 @@ def rollout_totals(
         values[name] += numbers
     totals = {name: Total.of(x) for name, x in values.items() if x}
     for role in end_tokens:
-        sums[f"items/{role}"] = len({node.tree for nodes in levels for node in acting(role, nodes)})
+        sums[f"items/{role}"] = len({node.tree for nodes in turns for node in acting(role, nodes)})
     return RolloutTotals(totals, sums, texts)
 
 
@@ -226,9 +226,9 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
         values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
 
 
-def are_equal(siblings: Sequence[Node]) -> bool:
-    """Returns whether all joint actions at some nodes have the same returns, for the team and for every role."""
-    returns = [x for node in siblings for x in zip(node.returns, *node.role_returns.values(), strict=True)]
+def are_equal(group: Sequence[Node]) -> bool:
+    """Returns whether all joint actions of a group have the same returns, for the team and for every role."""
+    returns = [x for node in group for x in zip(node.returns, *node.role_returns.values(), strict=True)]
     returns = [x for x in returns if not any(map(math.isnan, x))]
     return all(x == returns[0] for x in returns)
 
@@ -269,6 +269,9 @@ class Observer:
         folder = Path(args.output_dir) / (TRACE_FOLDER if self.has_trace else TREES_FOLDER)
         self.trace = TraceFiles(folder, args.process_index, args.trace_steps or 1, args.trace_max_files)
         self.next_kept = math.inf  # the next step whose trees are kept
+        # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
+        self.followed: str | None = None
+        self.latest: list[TraceRow] = []
 
     def _reset(self) -> None:
         """Starts the sums of the next optimizer step, over this process's micro-batches."""
@@ -290,11 +293,11 @@ class Observer:
     # Rollouts
 
     def rollout(
-        self, mode: str, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
+        self, mode: str, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
     ) -> None:
         """Adds this process's trees to the next metrics, trace and completions. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
-        totals, metrics = add_task_metrics(trainer, mode, levels, self.reported), trainer._metrics[mode]
+        totals, metrics = add_task_metrics(trainer, mode, turns, self.reported), trainer._metrics[mode]
         training = mode == "train"
         if training:
             trainer.state.num_input_tokens_seen += totals.sums["num_tokens"]
@@ -303,10 +306,11 @@ class Observer:
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
         keeps_trees = training and trainer.state.global_step + 1 >= self.next_kept
-        if not self.has_trace and not trainer.log_completions and not keeps_trees:
+        follows = training and self.followed in (item_id(node.item) for node in turns[0])
+        if not self.has_trace and not trainer.log_completions and not keeps_trees and not follows:
             return
         rows = trace_rows(
-            levels,
+            turns,
             trainer.environment.roles,
             advantages,
             step=trainer.state.global_step + training,
@@ -315,14 +319,21 @@ class Observer:
         )
         if trainer.log_completions:
             self.shown_rows = rows
+        if follows:
+            self.latest = [row for row in rows if row["item"] == self.followed]
         if self.has_trace:
             self.trace.rows += rows
         elif keeps_trees and rows:
             self.next_kept = rows[0]["step"] + -(-trainer.state.max_steps // KEPT_STEPS)
             with harmless(Path(trainer.args.output_dir)):
+                if self.latest and self.latest[0]["step"] < rows[0]["step"]:
+                    self.trace.rows += self.latest
+                    self.trace.flush()
                 for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
                     self.trace.rows += tree
+                self.followed = self.followed or self.trace.rows[-1]["item"]
                 self.trace.flush()
+                self.latest = []
 
     # Optimizer steps
 
@@ -387,18 +398,18 @@ def sum_over_processes(accelerator: Accelerator, sums: Mapping[Any, torch.Tensor
 
 
 def add_task_metrics(
-    trainer: Any, mode: str, levels: list[list[Node]], reported: dict[str, list[float]] | None = None
+    trainer: Any, mode: str, turns: list[list[Node]], reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
     Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all
-    processes. `levels`: the nodes of each turn that this process played. `reported`: the metrics that reward functions
+    processes. `turns`: the nodes of each turn that this process played. `reported`: the metrics that reward functions
     logged about these nodes.
     """
     team, metrics = trainer.team, trainer._metrics[mode]
     with fail_together(trainer.accelerator):
         scoring = scoring_metrics(trainer.environment)
         end_tokens = {role: team.end_tokens(role) for role in team.roles}
-        own = rollout_totals(levels, end_tokens, scoring, training=mode == "train", logged=reported)
+        own = rollout_totals(turns, end_tokens, scoring, training=mode == "train", logged=reported)
     totals = shown = sum(gather_object([own]), RolloutTotals())
     for name, value in totals.sums.items():
         if name.startswith("reward/"):

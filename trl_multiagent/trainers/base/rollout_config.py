@@ -62,8 +62,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         max_joint_actions (`int`, *optional*, defaults to `10000`):
             Largest rollout tree of one item, in joint actions. A configuration with larger trees is refused.
         generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion tokens
-            in one `generate` call. A level of the tree that needs more is generated in several calls. With `None`, a
-            level is never split. Has no effect with vLLM.
+            in one `generate` call. A turn of the trees that needs more is generated in several calls. With `None`, a
+            turn is never split. Has no effect with vLLM.
         stop_strings (`dict[str, list[str]]`, *optional*): Strings that end a completion of a role, such as `{"agent":
             ["</tool_call>"]}`. The completion keeps the string.
         vllm_server_base_urls (`dict[str, str]`, *optional*): With `vllm_mode="server"`, the URL of each role's vLLM
@@ -119,15 +119,15 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         """.split(),
     )
 
-    items_per_device: int | None = setting(ge=1, le=1000000)
+    items_per_device: int | None = setting(ge=1)
     num_turns: int = setting(ge=1, le=1000)  # not given: see `__post_init__`
     joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
     discount: float = setting(default=1.0, ge=0, le=1)
     early_termination_threshold: float | None = setting()
     branching: str = setting(default="tree", choices=("tree", "episodes"))
     handoff: str | None = setting(choices=("random", "best"))
-    reward_scale: float = setting(default=1.0, ne=0, ge=-1000000, le=1000000)
-    reward_shift: float = setting(default=0.0, ge=-1000000, le=1000000)
+    reward_scale: float = setting(default=1.0, ne=0)
+    reward_shift: float = setting(default=0.0)
     reward_none: str = setting(
         "Joint actions that no reward function scores: 'error', or 'drop', which leaves them out of the baseline and "
         "the loss, and logs their share as `turn_{k}/reward_none`.",
@@ -135,7 +135,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         choices=("error", "drop"),
     )
     num_agents: int | None = setting(ge=1, le=1000)
-    max_joint_actions: int = setting(default=10000, ge=1, le=1000000)
+    max_joint_actions: int = setting(default=10000, ge=1)
     generation_token_budget: int | None = setting(default=262144, ge=1)
     stop_strings: dict[str, list[Any]] | None = setting()
     vllm_server_base_urls: dict[str, str] | None = setting()
@@ -144,16 +144,16 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     trace_steps: int | None = setting(ge=1)
     trace_max_files: int = setting(default=100, ge=1)
     on_cliff: str | None = setting(choices=("stop", "rollback"))
-    cliff_drop: float = setting(default=0.3, gt=0, le=1000)
+    cliff_drop: float = setting(default=0.3, gt=0)
     num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 4, ge=1)
     per_device_eval_batch_size: int | None = setting(
         "Episodes that an evaluation plays at once; by default as many as the first turn of a step has completions.",
         ge=1,
     )
-    num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1, le=1000000)
+    num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
-    max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1, le=1048576)
+    max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1)
     # Arguments of TRL whose values it checks only when it trains, or never
     importance_sampling_level: str = setting("Unit of a probability ratio.", "token", choices=("token", "sequence"))
     vllm_mode: str = setting("Engines in the trainer, or servers.", "colocate", choices=("colocate", "server"))

@@ -79,7 +79,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
-        self._levels: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
+        self._turns: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._prepare_team(team, args)
         self.args = args
         self.observer = Observer(self)
@@ -140,12 +140,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Methods that an algorithm defines
 
-    def advantages(self, levels: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def advantages(self, turns: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
         """
         Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override this if an advantage depends
         on other nodes.
         """
-        return [[self.node_advantages(node) for node in nodes] for nodes in levels]
+        return [[self.node_advantages(node) for node in nodes] for nodes in turns]
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
         """
@@ -179,6 +179,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         if computed.ratios is not None:
             sums[role, "ratios"] += computed.ratios
         return computed.loss
+
+    @property
+    def _only_compares_rewards(self) -> bool:
+        """Whether a number that is added to all rewards of an item changes no advantage."""
+        return False
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """Selects the rows of a batch that take part in the update. By default, all do."""
@@ -263,6 +268,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                     self.state,
                     self.observer.reported,
                     self.args.reward_none,
+                    self._only_compares_rewards and not evaluation,
                 )
             except TaskError as error:
                 if error.position is None:
@@ -285,24 +291,24 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Batch]:
         with fail_together(self.accelerator):
-            self._levels = self._play_trees(inputs)
-        self._judge(self._levels)
+            self._turns = self._play_trees(inputs)
+        self._judge(self._turns)
         with fail_together(self.accelerator):
-            advantages = self.advantages(self._levels)
-        self.observer.rollout("train", self._levels, advantages)
-        return self._make_batches(self._levels, advantages)
+            advantages = self.advantages(self._turns)
+        self.observer.rollout("train", self._turns, advantages)
+        return self._make_batches(self._turns, advantages)
 
-    def _judge(self, levels: list[list[Node]]) -> None:
+    def _judge(self, turns: list[list[Node]]) -> None:
         """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
 
-    def _make_batches(self, levels: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+    def _make_batches(self, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
         """
         Builds the micro-batches of an optimizer step. All processes have the same number of them, which is as small as
         `per_device_train_batch_size` allows.
         """
         args, roles, accelerator = self.args, self.team.trained_roles, self.accelerator
         with fail_together(accelerator):
-            all_rows = collect_rows(levels, advantages)
+            all_rows = collect_rows(turns, advantages)
             rows = self.rows_to_train(all_rows)
         own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
         most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
@@ -363,7 +369,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
         with self.team.evaluating(), self.accelerator.autocast():
             outputs = model(team_inputs={role: rows.inputs})
-        return outputs[role].log_probs[:, -rows.completion_ids.size(1) :]
+        return outputs[role].log_probs
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
@@ -396,7 +402,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         with fail_together(self.accelerator):
             if not total.isfinite():
                 role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
-                records = [record for nodes in self._levels for record in joint_action_records(nodes)]
+                records = [record for nodes in self._turns for record in joint_action_records(nodes)]
                 name = f"agent {role!r}" if role in rows else role
                 self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
         return total

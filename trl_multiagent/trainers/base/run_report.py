@@ -50,7 +50,7 @@ logger = logging.get_logger(__name__)
 TRACE_FOLDER, TREES_FOLDER = "trace", "trees"  # of all rollouts, if the run has a trace, and of a few trees
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
-MAX_FILES = 20  # files of a trace whose trees a page shows
+MAX_FILES = 40  # files of a trace whose trees a page shows
 PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
 # Settings that do not affect the training
 UNSHOWN = """

@@ -117,9 +117,9 @@ class TeamConfig(CommonConfig):
         """.split(),
     )
 
-    agent_learning_rates: dict[str, float] | None = setting(ge=0, le=1000)
+    agent_learning_rates: dict[str, float] | None = setting(ge=0)
     frozen_agents: list[str] | None = setting()
-    devices: dict[str, int] | None = setting(ge=0, le=1023)
+    devices: dict[str, int] | None = setting(ge=0)
     resume_changes: str = setting(default="refuse", choices=("refuse", "allow"))
     disable_dropout: bool = setting(default=True)
 

@@ -32,7 +32,7 @@ from trl.generation.vllm_generation import VLLMGeneration, empty_cache
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.rollout.sampler import Completions, Level
+from trl_multiagent.rollout.sampler import Completions, TurnPrompts
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -371,16 +371,16 @@ class VLLMGenerator:
         self.max_new_tokens: int = trainer.args.max_completion_length
         self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
-    def generate(self, level: Level) -> dict[str, list[Completions]]:
+    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
         trainer = self.trainer
-        for role in level.prompt_ids:
+        for role in turn.prompt_ids:
             self._wait()
             # The weights of a frozen agent are sent once
             step = 0 if role in trainer.team.frozen else trainer.state.global_step
             with trainer.team.activate(role):
                 self.agents[role].update(role, step)
         self._wait()
-        return sample_level(self.agents, level.prompt_ids, level.num_generations, trainer.accelerator)
+        return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, trainer.accelerator)
 
     def _wait(self) -> None:
         """Waits for the other processes before a collective operation."""
@@ -393,11 +393,11 @@ class VLLMGenerator:
             agent.sent_steps.clear()
 
 
-def sample_level(
+def sample_turn(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
 ) -> dict[str, list[Completions]]:
     """
-    Samples the completions of all agents of a level. Their weights must have been sent. All processes must call this
+    Samples the completions of all agents of a turn. Their weights must have been sent. All processes must call this
     function.
     """
     if next(iter(agents.values())).mode == "server":
@@ -526,7 +526,6 @@ def make_generations(
         model = policies[roles[0]]
         with_adapters = isinstance(model, PeftModel)
         kwargs = {
-            **_sampling_arguments(args, eos_token_ids[roles[0]]),
             "roles": roles,
             "stop_strings": args.stop_strings or {},
             # That in which the trainer computes
@@ -545,6 +544,19 @@ def make_generations(
             "enable_sleep_mode": args.vllm_enable_sleep_mode,
             "model_impl": args.vllm_model_impl,
             "trust_remote_code": args.trust_remote_code,
+            "structured_outputs_regex": args.vllm_structured_outputs_regex,
+            "repetition_penalty": args.repetition_penalty,
+            "temperature": args.temperature,
+            "top_p": args.top_p,
+            "top_k": args.top_k,
+            "min_p": args.min_p,
+            "max_completion_length": args.max_completion_length,
+            "logprobs": 0,
+            "generation_kwargs": {
+                **cast(dict, args.generation_kwargs or {}),
+                "stop_token_ids": eos_token_ids[roles[0]],
+                "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
+            },
         }
         if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
             folder = Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
@@ -556,25 +568,6 @@ def make_generations(
         # engine need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
-
-
-def _sampling_arguments(args: RolloutConfig, eos_token_ids: list[int]) -> dict[str, Any]:
-    """Returns the sampling settings of an agent, as arguments of TRL's `VLLMGeneration`."""
-    return {
-        "structured_outputs_regex": args.vllm_structured_outputs_regex,
-        "repetition_penalty": args.repetition_penalty,
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "top_k": args.top_k,
-        "min_p": args.min_p,
-        "max_completion_length": args.max_completion_length,
-        "logprobs": 0,
-        "generation_kwargs": {
-            **cast(dict, args.generation_kwargs or {}),
-            "stop_token_ids": eos_token_ids,
-            "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
-        },
-    }
 
 
 def check_engine(role: str, numbers: list[float], step: int) -> float:

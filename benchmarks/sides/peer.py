@@ -11,7 +11,7 @@ import torch
 from comlrl.trainers.actor_critic import IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from comlrl.trainers.reinforce import MAGRPOConfig, MAGRPOTrainer
 from datasets import Dataset
-from vs_comlrl_task import ROLES, Steps, load_reward
+from sides.task import ROLES, Steps, load_reward
 
 
 settings = json.loads(Path(sys.argv[1]).read_text())

@@ -8,9 +8,9 @@ import statistics
 from collections.abc import Callable
 
 import torch
+from sides.task import clocks
 from torch import nn
 from transformers import AutoModelForCausalLM
-from vs_comlrl_task import clocks
 
 
 ROWS = 512  # of a product of the update, where more make it no faster

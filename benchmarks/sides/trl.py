@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from datasets import Dataset
+from sides.task import Steps, load_reward, step_arguments
 from trl import GRPOConfig, GRPOTrainer
-from vs_comlrl_task import Steps, load_reward, step_arguments
 
 
 settings = json.loads(Path(sys.argv[1]).read_text())

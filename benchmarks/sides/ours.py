@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 from datasets import Dataset
+from sides.task import Steps, load_reward, step_arguments
 from team_run import work
-from vs_comlrl_task import Steps, load_reward, step_arguments
 
 from trl_multiagent import (
     AgentTeam,
@@ -57,9 +57,9 @@ class AskAgain(Environment):
 
 def and_its_work(play_trees):
     def play(items):
-        levels = play_trees(items)
-        steps.work = lambda: work(levels, settings["roles"])  # after the step has been timed
-        return levels
+        turns = play_trees(items)
+        steps.work = lambda: work(turns, settings["roles"])  # after the step has been timed
+        return turns
 
     return play
 
