@@ -9,8 +9,8 @@ What two real language models learn in a game of recipes/real, on held-out words
 Each seed trains the configuration of that name and then plays the held-out items: with messages, with messages cut,
 and with those of other items (`evaluate --ablate messages`). The numbers are the mean of the final turn and its 95 %
 interval over items; the untrained model plays the same items. `bound` is what a team without messages reaches at most.
-CPU seconds are those of the training. A row is printed as soon as it is known, and with `--folder`, runs that are there
-already are not made again.
+CPU seconds are those of the training. A row is printed as soon as it is known, and with `--folder`, runs that are
+there already are not made again.
 """
 
 import argparse
