@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test coverage check test-rounding test-vllm test-latest test-oldest lint types format docs clean
+.PHONY: help setup demo demo-real test coverage check test-real test-rounding test-vllm test-latest test-oldest lint types format docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,6 +57,10 @@ coverage: $(VENV)/.extras  ## Run the tests and show what they cover
 
 check: lint $(VENV)/.extras  ## Lint, and the tests that matter while editing (under 90 seconds)
 	$(VENV)/bin/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+# One process with several threads: a real model is large enough for them
+test-real: $(VENV)/.extras  ## Test with a real language model (downloads 93 MB; 7 minutes of one core)
+	OMP_NUM_THREADS=$(WORKERS) $(VENV)/bin/python -m pytest -v tests/real_model.py $(ARGS)
 
 # torchao is in a folder of its own, because libraries that find it import it, which takes seconds in each program
 test-rounding: $(VENV)/.extras  ## Test optimizers that round stochastically, with torchao
