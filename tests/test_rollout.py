@@ -40,15 +40,8 @@ class Letters(Environment):
 
 
 def grow(environment, items=({"id": 0},), num_generations=2, **settings):
-    settings = {"num_turns": 1, **settings}
-    return grow_trees(
-        list(items),
-        environment,
-        environment.sample,
-        environment.score,
-        num_generations=num_generations,
-        **settings,
-    )
+    settings = {"num_turns": 1, "num_generations": num_generations, **settings}
+    return grow_trees(list(items), environment, environment.sample, environment.score, **settings)
 
 
 def test_joint_actions():

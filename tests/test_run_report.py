@@ -34,15 +34,8 @@ def environment_with(text):
 def run(tmp_path_factory):
     """A trainer after two steps of two turns with a trace, in an environment whose prompts are hostile."""
     folder = tmp_path_factory.mktemp("run") / "mine"
-    trainer = tiny_trainer(
-        folder,
-        environment=environment_with(HOSTILE),
-        max_steps=2,
-        num_turns=2,
-        num_generations=2,
-        trace_steps=1,
-        seed=7,
-    )
+    settings = {"max_steps": 2, "num_turns": 2, "num_generations": 2, "trace_steps": 1, "seed": 7}
+    trainer = tiny_trainer(folder, environment=environment_with(HOSTILE), **settings)
     trainer.train()
     return trainer, folder, read_page(folder / "report.html")
 
@@ -62,11 +55,8 @@ def test_the_page_has_the_numbers_of_the_run(run):
     assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
     assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
     assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
-    assert json_values({"tokens": 1234567.5, "x": 1 / 3, "y": [math.nan]}) == {
-        "tokens": 1234567.5,
-        "x": 0.333333,
-        "y": [None],
-    }
+    shown = json_values({"tokens": 1234567.5, "x": 1 / 3, "y": [math.nan]})
+    assert shown == {"tokens": 1234567.5, "x": 0.333333, "y": [None]}
     assert (facts["env_step"], facts["num_tokens"]) == (logs[-1]["env_step"], logs[-1]["num_tokens"])
 
 

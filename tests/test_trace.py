@@ -30,14 +30,11 @@ class Lengths(Environment):
         return {"aux": asked, "main": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]}
 
     def score(self, items, joint_actions, histories):
-        return [
-            Outcome(
-                len("".join(action.values())) + len(history) / 10,
-                {"parts/aux": float(len(action["aux"]))},
-                extra={"verdict": torch.tensor(1.0) if len(history) else "short"},
-            )
-            for action, history in zip(joint_actions, histories, strict=True)
-        ]
+        outcomes = []
+        for action, history in zip(joint_actions, histories, strict=True):
+            reward, metrics = sum(map(len, action.values())) + len(history) / 10, {"parts/aux": len(action["aux"])}
+            outcomes.append(Outcome(reward, metrics, extra={"verdict": torch.tensor(1.0) if history else "short"}))
+        return outcomes
 
 
 ROLES = ("aux", "main")
@@ -48,16 +45,9 @@ def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, tex
         texts = {"aux": [text * (g + 1) for g in range(number)], "main": ["y" * (2 - g % 2) for g in range(number)]}
         return {role: [Samples([1], [[1]] * number, texts[role]) for _ in nodes] for role in texts}
 
-    settings = {"num_turns": 2, "discount": 0.5, **settings}
+    settings = {"num_turns": 2, "discount": 0.5, "num_generations": num_generations, **settings}
     environment = Lengths()
-    return grow_trees(
-        list(items),
-        environment,
-        sample,
-        lambda x: judge_nodes(environment, x),
-        num_generations=num_generations,
-        **settings,
-    )
+    return grow_trees(list(items), environment, sample, lambda x: judge_nodes(environment, x), **settings)
 
 
 def advantages(turns, mode="mean", roles=("aux", "main")):
