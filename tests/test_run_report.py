@@ -143,11 +143,8 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
     cli.main(["report", "runs/seed_1"])
-    assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"][1][1:] == [
-        "3.000",
-        "4.000 (step 2)",
-        "4.000",
-    ]
+    table = read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"]
+    assert table[1][1:] == ["3.000", "4.000 (step 2)", "4.000"]
     log = (tmp_path / "single" / "log.jsonl").read_text()
     (tmp_path / "single" / "log.jsonl").write_text('{"step":{"step": 1}\n' + log)  # the disk was full for a while
     cli.main(["report", "single"])

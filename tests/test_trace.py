@@ -106,11 +106,8 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path):
     for of_process in files:
         of_process.flush()
     names = [path.name for path in trace_files(tmp_path / "trace")]
-    assert names == [
-        f"{first:08d}-{last:08d}_process{process}.parquet"
-        for first, last in ((5, 6), (7, 8), (9, 9))
-        for process in (0, 1)
-    ]
+    steps = ("00000005-00000006", "00000007-00000008", "00000009-00000009")
+    assert names == [f"{some}_process{process}.parquet" for some in steps for process in (0, 1)]
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == sorted(names)
     trace = read_trace(tmp_path / "trace")
     expected = as_frame([row for step in range(5, 10) for k in (0, 1) for row in rows_of(step=step, process=k)])
