@@ -46,7 +46,7 @@ def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, flo
         report_to="none",
     )
     trained, base = (agents * adapter, number) if form == "lora" else (agents * number, 0)
-    size = Size(trained, 0, base, 4.0, number, config, prompt=20, agents=agents)
+    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents)
     parts = memory_parts(args, size, STAGES[name], LAUNCHES[name][1])
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     return {"generate": sums["held"] + sums["sampling"], "update": sums["held"] + sums["update"]}

@@ -24,6 +24,7 @@ TABLES = {
     "needed": "rule  ",
     "packed": "T = 1 ",
     "preference": "madpo_iter",
+    "real": "| `hidden`, reward |",
     "sandbox": "sandbox, tier seccomp",
     "scaling": "DDP x 2",
     "team_memory": "held: target 60 %",

@@ -49,10 +49,17 @@ def test_trees(call):
         "before": 1,
         "passed": [1, 3, 4, 0],
     }
-    shares = "page => treeOf(page.trees[0], page.columns).actions.map(shareOf)"
-    assert call(shares, page) == [0.25, 0.75, 1, 0]
-    rows = [{**TREE[3], **x, "reward": x["reward"] * (x["turn"] > 1)} for x in TREE]
-    assert call(shares, tree_page([rows])) == [0.5, 0.5, 1, 0]  # the first turn pays nothing
+
+
+def test_trees_that_earn_at_the_end_are_coloured_by_return(call):
+    page = tree_page([[{**x, "reward": 0.0} if x["turn"] == 1 else x for x in TREE]])
+    script = (
+        "page => { const tree = treeOf(page.trees[0], page.columns); "
+        "return [tree.shown, tree.low, tree.high, middling(tree).map(action => action.reward)] }"
+    )
+    early = tree_page([TREE])
+    assert call(script, page) == ["return", 0, 8, [0, 4]]
+    assert call(script, early)[0] == "reward"
 
 
 def test_episodes_are_trees_of_their_own(call):
@@ -98,23 +105,24 @@ def test_no_two_squares_of_a_drawing_overlap(call, siblings):
 
 
 def test_charts(call):
-    curve = {"step": [1, 2], "mean": [0.0, 1.0]}
+    curve, other, third = ({"step": [1, 2], "mean": [0.0, end]} for end in (1.0, 2.0, 3.0))
     metrics = {
         "turn_1/passed": [curve],
         "turn_2/passed": [{"step": [2], "mean": [5.0]}],
         "eval_easy_turn_1/passed": [{"step": [2], "mean": [3.0]}],
-        "turn_1/aux_used": [curve],
+        "turn_1/aux_used": [other],
         "agents/aux/loss": [curve],
         "time/update": [curve],
         "critics/central/value_loss": [curve],
         "lr": [curve],
-        "reward": [curve],
+        "reward": [third],
+        "return": [third],
         "beta": [{"step": [1, 2], "mean": [0.5, 0.5]}],
     }
     charts, constant = call("chartsOf", metrics, [""])
     found = [(chart["section"], chart["title"], [line["label"] for line in chart["lines"]]) for chart in charts]
     assert found == [
-        ("Reward", "reward", ["training"]),
+        ("Reward", "return", ["training"]),
         ("Solved", "passed", ["turn 1", "turn 2", "turn 1, evaluation easy"]),
         ("Parts of the reward", "aux used", ["turn 1"]),
         ("Agents", "loss", ["aux"]),
@@ -123,9 +131,8 @@ def test_charts(call):
         ("Time and tokens", "seconds of a step", ["update"]),
     ]
     assert charts[1]["x"] == [1, 2] and charts[1]["lines"][1]["mean"] == [None, 5]
+    assert charts[0]["also"] == ["reward"] and call("charts => mainChart(charts).title", charts) == "return"
     assert constant == [["beta", "0.5"]]
-    _, constant = call("chartsOf", {"reward": [curve], "turn_1/reward_mean": [curve], "turn_1/told": [curve]}, [""])
-    assert constant == [["turn_1/reward_mean", "equal to reward"]]
     two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
     lines = [(line["label"], line["mean"]) for line in two[0]["lines"]]
     assert lines == [("team", [0, 1, None]), ("single", [None, 7, 8])]

@@ -95,7 +95,12 @@ def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
     trainer.train()
     page = read_page(tmp_path / "report.html")["trees"]
     trees = [[dict(zip(page["columns"], row, strict=True)) for row in tree] for tree in page["trees"]]
-    assert sorted({tree[0]["step"] for tree in trees}) == list(range(1, 22, 2)) and len(trees) == 3 * 11
+    steps = [tree[0]["step"] for tree in trees]
+    assert {*range(1, 22, 2)} <= {*steps} and all(steps.count(step) == 3 for step in range(1, 22, 2))
+    # One item is followed
+    example = read_page(tmp_path / "report.html")["example"]
+    first, last = ([dict(zip(example["columns"], row, strict=True)) for row in tree] for tree in example["trees"])
+    assert first[0]["item"] == last[0]["item"] and first[0]["step"] == 1 and last[0]["step"] > 15
     for row in trees[-1]:
         acting = [role for role in ("aux", "main") if row[f"prompt/{role}"] is not None]
         assert acting and [x for x in ("aux", "main") if row[f"completion/{x}"] is not None] == acting
@@ -138,7 +143,7 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     ] * 2 + ["main"]
     team, single = page["metrics"]["reward"]
     assert team["mean"] == [2.0, 3.0] and single == {"step": [1, 2], "mean": [0.5, 1.0]}
-    assert team["low"] == pytest.approx([2 - 2**0.5, 3 - 2**0.5], rel=1e-5)
+    assert team["low"] == [1.0, 2.0]
     assert page["table"][1] == ["reward", "3.000 [-9.706, 15.706] (n = 2)", "1.000 (n = 1)", "+2.000"]
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
@@ -214,7 +219,7 @@ def test_pages_are_bounded():
     assert len(long["trees"]) == 2 and long["trees"][0][0][long["columns"].index("extra/note")].endswith("characters")
     rows = [{**row, "tree": k, "completion/a": f"{k}" + "x" * 30_000} for k in range(300)]
     page = tree_page(trees_of(rows))
-    assert len(page["trees"]) == 60 and page["left_out"] == 240
+    assert len(page["trees"]) == 100 and page["left_out"] == 200
     assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
     last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
     assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"

@@ -297,7 +297,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
 
 
 def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games(tmp_path):
-    asked = {"nim": "seats", "hanabi": "textarena.game"}  # they may load models and run code
+    asked = {"nim": "seats", "nim_smollm2": "seats", "hanabi": "textarena.game"}  # they may load models and run code
     families = ("block_building", "bug_fixing", "class_completion", "writing")
     for path in CONFIGS.glob(RECIPES):
         written, family = read_yaml(str(path)), path.parts[-3]

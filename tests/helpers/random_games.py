@@ -113,7 +113,7 @@ def environment_of(name, **options):
 
 def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring):
     """
-    Plays an episode for each seed, in which `answer(node, role)` is what a role says. Returns the turns of each
+    Plays an episode for each seed or item. `answer(node, role)` is what a role says. Returns the turns of each
     episode.
     """
 
@@ -127,7 +127,7 @@ def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring
     def score(nodes):
         return judge_nodes(environment, nodes, evaluation=True, **scoring)
 
-    items = [{"seed": seed} for seed in seeds]
+    items = [{"seed": x} if isinstance(x, int) else x for x in seeds]
     turns = play_episodes(items, environment, sample, score, num_turns=num_turns, num_episodes=num_episodes)
     return turns_of_episodes(turns)
 

@@ -182,7 +182,7 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path, capsys):
     given += ["--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"]
     run_recipe("marlhf", TASK, [*argv, *given], "marlhf")
     assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
-    logs = capsys.readouterr().out
+    logs = (tmp_path / "run" / "log.jsonl").read_text()
     assert "turn_1/rewards/model" in logs and "turn_1/rewards/task" not in logs
 
 

@@ -163,7 +163,8 @@ def test_three_roles_and_an_async_judge_train_from_one_file(config, script, fork
     assert parse_recipe("magrpo", cli.TASKS, ["--config", path]).num_agents == 3
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
-    assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "turn_2/rewards/judge" in log and "rewards/short" in log and "step 2 of 2: reward" in done.stdout
     assert AgentTeam.from_pretrained("run").roles == ("poet", "critic", "judge")
 
 
@@ -325,7 +326,7 @@ def test_init_writes_a_task_that_trains_and_leaves_a_complete_folder(script, for
         done = forked.run(script, command, *runs, *small, "--output_dir", elsewhere / command, cwd=elsewhere)
         assert done.codes == [0], done.stderr[-3000:]
         name = {"evaluate": "evaluation.json", "cross-play": "cross_play.json"}[command]
-        assert json.loads((elsewhere / command / name).read_text())["items"] == 4
+        assert json.loads((elsewhere / command / name).read_text())["items"] == 19
 
     moved = shutil.copytree(run, tmp_path / "moved")
     rename_card(moved, "user/letters")

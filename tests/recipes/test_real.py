@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from evaluated import TASK
 
-from trl_multiagent.configs.recipes.real import demo, hidden
+from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.models import packaged, pretrained
@@ -37,8 +37,54 @@ def test_hidden(message, answer, told, reward):
     assert outcome.reward == reward and outcome.metrics["told"] == told
 
 
+@pytest.mark.parametrize(
+    ("hint", "read", "guess", "reward"),
+    [
+        ("A white drink.", "A white drink.", "Milk", 1.0),
+        ("Milk is white, milky.", "___ is white, ___.", "milk", 0.5),
+        ("A white drink.", "A white drink.", "gold", 0.0),
+        ("A white drink.", "A white drink.", "milk or gold", 0.0),
+    ],
+)
+def test_taboo(hint, read, guess, reward):
+    first = taboo.taboo.prompts(ITEM, [])
+    (outcome,) = judge(taboo.taboo, [ITEM], [{"describer": hint}], [[]])
+    history = [Turn(first, {"describer": hint}, outcome)]
+    assert f"says: {read}\n" in taboo.taboo.prompts(ITEM, history)["guesser"]
+    (outcome,) = judge(taboo.taboo, [ITEM], [{"guesser": guess}], [history])
+    assert outcome.reward == reward and outcome.metrics["said_the_word"] == (read != hint)
+
+
+def test_a_word_of_three_letters_is_not_struck_out_of_others():
+    assert taboo.strike("car", "A car carries; cars.") == ("A ___ carries; ___.", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "solved"),
+    [
+        ("The dog saw the gold in the sun.", 1.0, True),
+        ("The dog saw the gold in the sun", 0.5, False),  # no sentence
+        ("The dog saw the gold in the moon.", 2 / 3, False),
+        ("The dog dog saw the gold sun.", 0.64, False),  # four of five words differ
+        ("The dog dog dog dog dog dog dog dog dog dog dog.", (1 / 11) ** 2 / 3, False),
+        ("Dog, gold, sun.", 0.36, False),  # three words of five at least
+    ],
+)
+def test_editor(text, reward, solved):
+    item = {"words": "dog, gold, sun"}
+    (outcome,) = judge(editor.alone, [item], [{"writer": text}], [[]])
+    assert outcome.reward == pytest.approx(reward) and outcome.metrics["solved"] == solved
+    (draft,) = judge(editor.editor, [item], [{"writer": "A draft."}], [[]])
+    history = [Turn(editor.editor.prompts(item, []), {"writer": "A draft."}, draft)]
+    assert "A draft." in editor.editor.prompts(item, history)["editor"]
+    assert judge(editor.editor, [item], [{"editor": text}], [history])[0].reward == outcome.reward
+
+
 def test_held_out_words_are_in_no_training_item():
     train, test = hidden.load_datasets(None)
+    for game, column in ((taboo, "options"), (editor, "words")):
+        for data, known in zip(game.load_datasets(None), (TRAINING, HELD_OUT), strict=True):
+            assert {word for text in data[column] for word in text.split(", ")} <= {*known}
     assert {*TRAINING}.isdisjoint(HELD_OUT) and len({*TRAINING, *HELD_OUT}) == len(TRAINING) + len(HELD_OUT)
     for items, known in ((train, TRAINING), (test, HELD_OUT)):
         assert {word for row in items for word in row["options"].split(", ")} <= {*known}

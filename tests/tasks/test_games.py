@@ -247,22 +247,32 @@ def test_wrong_names_of_generators(puzzles):
             reasoning_gym.Puzzles(**settings)
 
 
-@pytest.mark.parametrize("name", ["nim", "hanabi"])
+@pytest.mark.parametrize("name", ["nim", "together", "hanabi"])
 def test_a_recipe_of_a_game(games, tmp_path, tiny_model, monkeypatch, name):
-    from trl_multiagent.configs.recipes.games import players
+    from trl_multiagent.configs.recipes.games import hanabi, nim
 
     monkeypatch.chdir(tmp_path)
     override = [f"agent_model.name={tiny_model}", "magrpo.max_steps=1", "magrpo.num_generations=2"]
     cli.main(["train", "magrpo", "--config", name, "--override", *override, "output.base_dir=run"])
-    recipe = parse_recipe("magrpo", cli.TASKS, ["--config", name])
-    environment, legal = textarena.make_environment(settings_of(recipe)), getattr(players, name)
+    environment = hanabi.make_environment() if name == "hanabi" else getattr(nim, name)
+    legal = (hanabi if name == "hanabi" else nim).random_legal
+    items = [{"seed": k, "item_id": k, "stones": 2 + k % 9} for k in range(50)]
 
-    games = play_by(environment, range(50), lambda node, role: legal(node.item, node.prompts[role], node.history))
+    games = play_by(environment, items, lambda node, role: legal(node.item, node.prompts[role], node.history))
     ends = [turns[-1].outcome for turns in games]
     assert not any(end.metrics["invalid_moves"] or end.metrics["out_of_turns"] for end in ends)
-    one, other = ([end.role_rewards[role] for end in ends] for role in environment.roles)
+    one, other = ([end.role_rewards.get(role, end.reward) for end in ends] for role in environment.roles)
     assert other == ([-x for x in one] if name == "nim" else one)
-    assert {*one} == {1, -1} if name == "nim" else {0, 1, 2} <= {*one} <= {*range(7)}
+    assert {"nim": {1, -1}, "together": {0, 1}, "hanabi": {0, 1, 2}}[name] <= {*one} <= {*range(-1, 7)}
+
+
+def test_an_invalid_move_costs_its_player_alone():
+    from trl_multiagent.configs.recipes.games.nim import nim, together
+
+    for environment in (nim, together):
+        for answers, paid in [(["2", "4"], [0, -1]), (["2", "1 or 2"], [0, -1]), (["none"], [-1, 0])]:
+            (turns,) = play_by(environment, [{"stones": 5}], lambda node, role, x=answers: x[len(node.history)])
+            assert [*turns[-1].outcome.role_rewards.values()] == paid
 
 
 @pytest.fixture(scope="module")

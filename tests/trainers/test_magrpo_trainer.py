@@ -379,7 +379,7 @@ def test_trackers_get_a_group_per_agent(tmp_path, reports, monkeypatch):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, is_terminal):
+def test_one_bar_in_a_terminal_and_a_line_per_log_elsewhere(tmp_path, tiny_model, monkeypatch, capsys, is_terminal):
     class Passed(FunctionEnvironment):
         def score(self, items, *args):
             return [replace(outcome, metrics={"passed": 0.25}) for outcome in super().score(items, *args)]
@@ -393,8 +393,9 @@ def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch,
     output = capsys.readouterr()
     _, last, *_ = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     shown = "reward {reward:.2f}, return {return:.2f}, solved 0.25"
-    assert "loss" in last and ("'loss':" in output.out + output.err) != is_terminal
-    assert (shown.format(**last) in output.err) == is_terminal
+    assert "loss" in last and "'loss':" not in output.out + output.err
+    assert shown.format(**last) in (output.err if is_terminal else output.out)
+    assert ("Training" in output.err) == is_terminal and ("step 1 of 2: reward" in output.out) != is_terminal
 
 
 @pytest.mark.parametrize("where", ["reward", "loss"])

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -19,7 +20,7 @@ from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
-from tiny import tiny_items, tiny_team, tiny_trainer
+from tiny import team_of, tiny_items, tiny_team, tiny_trainer
 
 
 ROLES = ("aux", "main")
@@ -45,19 +46,31 @@ def debate(live=False, **settings):
     return run
 
 
+TREE = {"num_generations": 2, "num_turns": 4}
+EPISODES = {"num_generations": 6, "num_turns": 5, "branching": "episodes"}
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("form", "settings"),
     [
-        {"num_generations": 2, "num_turns": 4},
-        {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2},
-        {"num_generations": 6, "num_turns": 5, "branching": "episodes"},
+        ("full", TREE),
+        ("full", {"num_generations": 2, "num_turns": 3, "joint_mode": "cross", "num_agents": 2}),
+        ("full", EPISODES),
+        ("lora", TREE),
+        ("shared", EPISODES),
     ],
-    ids=["tree", "cross", "episodes"],
+    ids=["tree", "cross", "episodes", "lora in a tree", "shared in episodes"],
 )
-def test_gradients(tmp_path, settings):
+def test_gradients(tmp_path, form, settings):
     environment = debate()
     found, trainer, before = one_update(
-        tmp_path, environment=environment, items_per_device=2, discount=0.7, max_completion_length=6, **settings
+        tmp_path,
+        team_of(form),
+        environment=environment,
+        items_per_device=2,
+        discount=0.7,
+        max_completion_length=6,
+        **settings,
     )
     assert distance(nonzero(found), nonzero(expected_gradients(trainer._turns, before, discount=0.7))) < 1e-5
     acting = {node.roles for nodes in trainer._turns for node in nodes}
@@ -196,12 +209,18 @@ def test_an_error_closes_all_episodes_and_names_the_line():
         play(holding((2, 2)), [{"x": k} for k in range(5)], scripted(ANSWERS), num_episodes=1)
     assert Held.open == 0
 
-    def broken(nodes, number):
+    def interrupted(nodes, number):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        play(holding(), [{"x": 0}], broken, num_episodes=4)
-    assert Held.open == 0
+    def ended(nodes, number):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(9)
+
+    for broken, error in ((interrupted, KeyboardInterrupt), (ended, SystemExit)):
+        with pytest.raises(error):
+            play(holding(), [{"x": 0}], broken, num_episodes=4)
+        assert Held.open == 0
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
@@ -253,6 +272,39 @@ def test_a_replay_that_asks_something_else_names_the_line(num_turns):
         TaskError, match=r"asked something else when it was replayed \(line \d+ of test_workflow_functions"
     ):
         play(run, [{}], scripted(ANSWERS), num_turns=num_turns, num_generations=2)
+
+
+def test_a_replay_that_asks_with_other_settings_is_refused():
+    calls = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        calls.append(1)
+        await agents.aux("Now:", max_tokens=len(calls))
+        return 1.0
+
+    with pytest.raises(TaskError, match="asked something else when it was replayed"):
+        play(run, [{}], scripted(ANSWERS), num_turns=1, num_generations=2)
+
+
+@pytest.mark.parametrize("num_episodes", [None, 1])
+def test_what_a_workflow_has_started_ends_with_its_episode(num_episodes):
+    ended = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        async def beside():
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append(item["x"])
+
+        run.kept = asyncio.create_task(beside())
+        await agents.aux("Say:")
+        return 1.0
+
+    play(run, [{"x": k} for k in range(3)], scripted(ANSWERS), num_episodes=num_episodes)
+    assert {*ended} == {0, 1, 2} and not asyncio.all_tasks(event_loop(os.getpid()))
 
 
 def test_an_item_may_change_between_calls_outside_of_a_run():
@@ -363,6 +415,8 @@ def test_mistakes_get_a_sentence():
 
     with pytest.raises(TaskError, match="`broken` returned nan"):
         play(broken, [{}], scripted(ANSWERS))
+    with pytest.raises(TypeError, match=r"write `@workflow\(roles="):
+        workflow(broken.run)
     with pytest.raises(TypeError, match="`async def`"):
         workflow(roles=ROLES)(lambda item, agents: 1.0)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):

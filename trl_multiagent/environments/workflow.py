@@ -12,10 +12,14 @@ on the item and the answers alone.
 
 import asyncio
 import contextlib
+import contextvars
 import copy
 import dataclasses
 import math
 import os
+import signal
+import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -30,6 +34,7 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     Reply,
+    call_of,
     check_prompt,
     check_roles,
     scoring_context,
@@ -42,6 +47,8 @@ from trl_multiagent.environments.task_errors import TaskError, as_number, as_rew
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
 CLOSING_SECONDS = 30  # that the clean-up of an episode may take
 MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
+
+EPISODE = contextvars.ContextVar[Any]("EPISODE", default=None)  # in which a task was started
 
 
 class OutOfTurns(Exception):
@@ -110,6 +117,15 @@ class Agents:
         self._episode.notes[column] = text
 
 
+def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any) -> asyncio.Task:
+    """Starts a task, which ends at the latest with its episode."""
+    task, episode = asyncio.Task(coroutine, loop=loop, **settings), EPISODE.get()
+    if episode is not None:
+        episode.parts.add(task)
+        task.add_done_callback(episode.parts.discard)
+    return task
+
+
 class Episode:
     """A running workflow: what its agents are asked, and what it has earned since the last turn."""
 
@@ -120,7 +136,11 @@ class Episode:
         self.notes: dict[str, Any] = {}
         self.item, self.out_of_turns, self.num_refused = item, False, 0
         self.ready = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(run(copy.deepcopy(item), Agents(self, roles)))
+        self.parts = set[asyncio.Task]()  # that the workflow has started beside itself, and that still run
+        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+        loop.set_task_factory(start_task)
+        context.run(EPISODE.set, self)
+        self.task = context.run(loop.create_task, run(copy.deepcopy(item), Agents(self, roles)))
         self.task.add_done_callback(lambda task: self.ready.set())
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
@@ -242,7 +262,8 @@ class WorkflowEnvironment(Environment):
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         self._asked = None if are_episodes else {}
         try:
-            yield
+            with closing_at_sigterm():
+                yield
         finally:
             episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
             self._seats, self._asked = frozenset(), None
@@ -348,7 +369,8 @@ class WorkflowEnvironment(Environment):
             await close(episodes)
 
     def _check_replay(self, episode: Episode, asked: Mapping[str, Prompt]) -> None:
-        if episode.prompts != asked:
+        now = episode.prompts
+        if now != asked or any(call_of(now[role]) != call_of(asked[role]) for role in now):
             raise TaskError(
                 f"{self.name} asked something else when it was replayed{episode.line()}: in a tree it must depend on "
                 "the item and the answers alone. Set `branching: episodes`, in which it lives."
@@ -382,6 +404,8 @@ class WorkflowEnvironment(Environment):
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
             raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")
+        for part in episode.parts:
+            part.cancel()
 
     def _line_of(self, error: BaseException) -> str:
         """Returns the last line of the workflow's own file in a traceback."""
@@ -435,12 +459,27 @@ def branch_of(item: dict, history: History) -> tuple:
     return (id(item), *(tuple(sorted(turn.joint_action.items())) for turn in history))
 
 
+@contextlib.contextmanager
+def closing_at_sigterm() -> Iterator[None]:
+    """Makes SIGTERM end the program by an exception, which closes its episodes, unless it has a meaning already."""
+    is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not is_free or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
-    running = [episode.task for episode in episodes if not episode.task.done()]
+    running = [task for episode in episodes for task in (episode.task, *episode.parts) if not task.done()]
     for episode in episodes:
         episode.out_of_turns = True
-        episode.task.cancel()
+    for task in running:
+        task.cancel()
     if running:
         await asyncio.wait(running, timeout=CLOSING_SECONDS)
     for task in running:
@@ -448,7 +487,9 @@ async def close(episodes: Sequence[Episode]) -> None:
             task.exception()  # an error while it ends has been seen
 
 
-def workflow(*, roles: Sequence[str], **settings: Any) -> Callable[[Callable[..., Coroutine]], WorkflowEnvironment]:
+def workflow(
+    *wrong: Any, roles: Sequence[str] = (), **settings: Any
+) -> Callable[[Callable[..., Coroutine]], WorkflowEnvironment]:
     """
     Makes a task of an `async def` function of `item` and `agents`. For the settings, see [`WorkflowEnvironment`].
 
@@ -468,4 +509,6 @@ def workflow(*, roles: Sequence[str], **settings: Any) -> Callable[[Callable[...
 
     ```
     """
+    if wrong or not roles:
+        raise TypeError('a workflow needs its roles: write `@workflow(roles=("writer", "editor"))`.')
     return lambda run: WorkflowEnvironment(run, roles, **settings)

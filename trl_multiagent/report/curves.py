@@ -56,14 +56,13 @@ def names_of(groups: Iterable[Runs]) -> list[str]:
 
 def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
     """
-    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are one
-    standard deviation below and above it.
+    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are the
+    lowest and the highest of them.
     """
     if len(runs) < 2:
         return pd.DataFrame({"mean": runs[0]} if runs else {})
     frame = pd.concat(runs, axis=1, join="inner")
-    mean, deviation = frame.mean(axis=1), frame.std(axis=1)
-    return pd.DataFrame({"mean": mean, "low": mean - deviation, "high": mean + deviation})
+    return pd.DataFrame({"mean": frame.mean(axis=1), "low": frame.min(axis=1), "high": frame.max(axis=1)})
 
 
 def thinned(curve: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # of a trace, see `rollout/trace.py`
 
-MAX_TREES = 60
+MAX_TREES = 100
 MAX_CHARS = 4_000_000  # of all texts of a page
 MAX_TEXT = 20_000  # characters of one text
 
@@ -53,7 +53,8 @@ class RunFiles:
         seconds = [log["train_runtime"] for log in self.logs if "train_runtime" in log]
         own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": sum(seconds)}
         totals = {name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log}
-        return {**own, **totals, **self.facts}
+        # A task of a recipe has a name; others are described by their environments
+        return {**own, **totals, **self.facts, "task": self.settings.get("task") or self.facts["environment"]}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -130,6 +131,7 @@ def run_page(run: RunFiles, trees: list[list[Row]]) -> dict[str, Any]:
         "groups": [""],
         "metrics": curves([[series]]),
         "trees": tree_page(trees),
+        "example": tree_page(same_item(trees)),
         "configuration": run.configuration,
     }
 
@@ -214,6 +216,26 @@ def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[s
     # Not the global generator, which the rollouts use
     others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
     return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
+
+
+def same_item(trees: list[list[Row]]) -> list[list[Row]]:
+    """
+    Returns the first and the last tree of the item for which most steps lie between them. Without an item that recurs,
+    these are the first and the last tree of all.
+    """
+    ordered = sorted(trees, key=lambda tree: tree[0]["step"])
+    pairs: dict[tuple, list[list[Row]]] = {}
+    for tree in ordered:
+        pairs.setdefault((tree[0]["split"], tree[0]["item"]), []).append(tree)
+    for found in (max(pairs.values(), key=span, default=[]), ordered):
+        if found and span(found):
+            return [found[0], found[-1]]
+    return []
+
+
+def span(trees: list[list[Row]]) -> int:
+    """Returns the number of steps from the first tree to the last one."""
+    return trees[-1][0]["step"] - trees[0][0]["step"]
 
 
 def root_return(tree: list[Row]) -> float:

@@ -174,6 +174,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
             loader=make_loader(settings),
             token_budget=settings.arguments.get("generation_token_budget"),
             seed=seed,
+            use_chat_template=own.use_chat_template,
             max_new_tokens=own.max_completion_length,
             temperature=own.temperature,
         )

@@ -9,6 +9,7 @@ the longest turn, the activations of a micro-batch, and the log-probabilities.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, cast
 
 import torch
@@ -205,8 +206,11 @@ def print_memory_plan(
         datasets = run.load_datasets()
         lines = rollout_lines(run, environment.roles, environment, datasets)
         print_plan(lines, "Plan: no weights were loaded, nothing was written.")
+        if not {"bf16", "fp16", "use_cpu"} & run.arguments.keys():  # the default of a trainer depends on its machine
+            run.training_args.bf16 = gpu != "T4"
         devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
-        print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}:")
+        number = "in bfloat16" if run.training_args.bf16 else "in float16" if run.training_args.fp16 else "in float32"
+        print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}, computing {number}:")
         try:
             size = size_of(run, environment, datasets[0])
         except OSError as error:
@@ -225,7 +229,9 @@ class Size:
     largest: int  # of one agent, with its base
     dimensions: Any  # the text configuration of the largest agent
     prompt: int  # tokens of the longest first prompt
+    common: int  # tokens with which all first prompts of its agent begin
     agents: int  # number of agents
+    acting: int  # number of agents that act in the first turn
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
@@ -267,7 +273,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         base_bytes=base_bytes,
         largest=own.get(largest, max(own.values())) + base[largest],
         dimensions=configs[largest].get_text_config(),
-        prompt=longest_prompt(run, names, environment, items),
+        **measure_prompts(run, names, environment, items),
         agents=len(roles),
     )
 
@@ -283,23 +289,28 @@ def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int]
         return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number
 
 
-def longest_prompt(
+def measure_prompts(
     run: PreparedRun, sources: Mapping[str, str], environment: Environment, items: Sequence[dict]
-) -> int:
+) -> dict[str, int]:
     """
-    Returns the number of tokens of the longest first prompt among the first items; 0 without items. `sources`: the
-    model of each role.
+    Returns the fields of [`Size`] about the first prompts of the first items; without items, as if they had no tokens.
+    `sources`: the model of each role.
     """
-    args, longest = run.training_args, 0
+    args, longest, own = run.training_args, list[int](), list[list[list[int]]]()
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
         tokenizer = load_tokenizer(source, {})
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
-        for node in acting(role, nodes):
-            prompt = whole_prompt(role, (), node.prompts[role], as_chat)
-            ids = tokenize_prompts(tokenizer, [prompt], **(args.chat_template_kwargs or {} if as_chat else {}))
-            longest = max(longest, len(ids[0]))
-    return longest
+        kwargs = args.chat_template_kwargs or {} if as_chat else {}
+        prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
+        if prompts:
+            own.append(tokenize_prompts(tokenizer, prompts, **kwargs))
+            longest.append(max(map(len, own[-1])))
+    if not own:
+        return {"prompt": 0, "common": 0, "acting": len(sources)}
+    columns = zip(*own[longest.index(max(longest))], strict=False)
+    common = sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, columns))
+    return {"prompt": max(longest), "common": common, "acting": len(own)}
 
 
 def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
@@ -353,10 +364,15 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
         "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
     }
-    rows, layers = args.per_device_train_batch_size, text.num_hidden_layers
-    tokens = rows * longest  # at most: the completions of a node may share their prompt
-    layer = tokens * number * (16 * text.hidden_size + 4 * text.intermediate_size)
-    kept = size.agents * layers * tokens * number * text.hidden_size
+    layers = text.num_hidden_layers
+    rows = min(args.per_device_train_batch_size, args.items_per_device * args.rows_per_item)
+    scored = rows * args.max_completion_length
+    # The completions of a node share its prompt, and prompts what they begin with
+    own = longest - args.max_completion_length - size.common
+    tokens = size.common + math.ceil(rows / args.completions_per_node) * own + scored
+    # Under autocast, what stands between the products is in float32
+    layer = tokens * number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)
+    kept = size.acting * layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
@@ -364,8 +380,8 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + layer if args.gradient_checkpointing else size.agents * layers * layer,
-        "log-probabilities": 4.0 * CHUNK_COPIES * min(tokens, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
+        "activations": kept + layer if args.gradient_checkpointing else size.acting * layers * layer,
+        "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         "weights to compute with": number * live if stage == 3 else copies,
         "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),
         "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,

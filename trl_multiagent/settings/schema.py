@@ -262,6 +262,7 @@ class SeatSettings:
     agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
     max_completion_length: int = setting("Maximum number of tokens of an answer.", 256, ge=1)
     temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)
+    use_chat_template: bool | None = setting("Whether prompts are chat messages; by default if there is a template.")
 
     def __post_init__(self) -> None:
         given = [x for x in (self.function, self.team, self.population, self.endpoint) if x]

@@ -31,6 +31,7 @@ class TeamSeat(Seat):
         agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
         loader ([`TeamLoader`], *optional*): Loads the team.
         token_budget, seed (*optional*): See [`~rollout.sampler.TransformersGenerator`].
+        use_chat_template (`bool`, *optional*): See [`~rollout.sampler.TeamSampler`].
         **sampling: Settings of the sampling as for [`AgentTeam.collaborate`], such as `max_new_tokens`.
     """
 
@@ -42,6 +43,7 @@ class TeamSeat(Seat):
         loader: TeamLoader = ANY_TEAM,
         token_budget: int | None = None,
         seed: int = 0,
+        use_chat_template: bool | None = None,
         **sampling: Any,
     ):
         team = str(team) if isinstance(team, Path) else team
@@ -52,7 +54,9 @@ class TeamSeat(Seat):
         def load(role: str) -> TeamSampler:
             if not isinstance(team, str):
                 return team()
-            return load_sampler(loader, team, agent or role, f"seats.{role}", sampling, token_budget, None, seed)
+            sampler = load_sampler(loader, team, agent or role, f"seats.{role}", sampling, token_budget, None, seed)
+            sampler.use_chat_template = use_chat_template
+            return sampler
 
         self.load = load
 

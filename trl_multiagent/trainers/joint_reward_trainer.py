@@ -29,7 +29,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
-from trl_multiagent.trainers.base.run_report import RunReport
+from trl_multiagent.trainers.base.run_report import RunReport, show_one_bar
 from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -152,6 +152,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         rows = describe_dataset(self.train_dataset)
         self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
+        show_one_bar(self)
 
     # Data
 

@@ -9,6 +9,7 @@ const SECTIONS = {
   "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
   "Scoring and sandbox": /^reward\/.*$/,
 };
+const OF_QUALITY = ["Reward", "Solved", "Parts of the reward"];
 const SMOOTHED_FROM = 20;  // points of a line
 const PER_ROW = 8;  // squares of a node with which a branch ends
 
@@ -53,16 +54,19 @@ function placeOf(name, names) {
   return {section, title: rest.replaceAll("_", " "), line: line.join(", ") || "training"};
 }
 
-// Returns the charts, all of whose lines have the same steps, and the metrics without one: they never change, or are equal to another reward
+// Returns the charts, all of whose lines have the same steps, and the metrics that never change
 function chartsOf(metrics, groups) {
-  const charts = new Map(), constant = [], names = Object.keys(metrics), rewards = new Map();
-  for (const [name, curves] of Object.entries(metrics)) {
+  const charts = new Map(), constant = [], names = Object.keys(metrics), seen = new Map();
+  const isMain = name => /^(eval_.*)?return$/.test(name);
+  for (const [name, curves] of Object.entries(metrics).sort(([a], [b]) => isMain(b) - isMain(a))) {
     const values = curves.flatMap(curve => curve.mean || []);
     if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
-    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`, text = JSON.stringify(curves);
-    if (section === "Reward" && rewards.has(text)) { constant.push([name, `equal to ${rewards.get(text)}`]); continue; }
-    if (section === "Reward") rewards.set(text, name);
-    if (!charts.has(key)) charts.set(key, {section, title, curves: []});
+    const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
+    // Without turns, the return is the reward, and that of the last turn: equal curves are one
+    const shape = JSON.stringify(curves), same = seen.get(shape);
+    if (same && same.title !== title && OF_QUALITY.includes(section)) { same.also.push(title); continue; }
+    if (!charts.has(key)) charts.set(key, {section, title, also: [], curves: []});
+    seen.set(shape, charts.get(key));
     curves.forEach((curve, group) => {
       const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
       if (curve.step && curve.step.length) charts.get(key).curves.push({label, group, line, curve});
@@ -79,6 +83,9 @@ function chartsOf(metrics, groups) {
   const order = Object.keys(SECTIONS);
   return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
 }
+
+// Returns the chart that answers whether the team has learnt
+const mainChart = charts => ["return", "rewards/accuracies", "accuracy"].map(title => charts.find(chart => chart.title === title)).find(chart => chart);
 
 // Python
 
@@ -124,20 +131,27 @@ function treeOf(rows, columns) {
   tree.nodes = [...tree.byKey.values()];
   tree.actions = tree.nodes.flatMap(node => node.actions);
   const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
-  tree.low = tree.actions.reduce((a, action) => Math.min(a, action.reward), Infinity);
-  tree.high = tree.actions.reduce((a, action) => Math.max(a, action.reward), -Infinity);
-  tree.paid = new Set(tree.actions.filter(action => action.reward).map(action => action.node.turn));
+  // Where turns earn at the end, the rewards before say nothing
+  const last = Math.max(...tree.nodes.map(node => node.turn)), early = tree.actions.filter(action => action.node.turn < last).map(action => action.reward);
+  tree.shown = early.length && early.every(reward => reward === early[0]) ? "return" : "reward";
+  tree.low = tree.actions.reduce((a, action) => Math.min(a, action[tree.shown]), Infinity);
+  tree.high = tree.actions.reduce((a, action) => Math.max(a, action[tree.shown]), -Infinity);
   tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
   return tree;
 }
 
-// Returns where a reward is between the lowest and the highest of its tree: in the middle, if its turn pays nothing
-const shareOf = ({reward, node: {tree, turn}}) =>
-  tree.high > tree.low && tree.paid.has(turn) ? (reward - tree.low) / (tree.high - tree.low) : .5;
 const child = ({node, action}) => node.tree.byKey.get(`${node.prefix}${node.path.replace(/\/$/, "")}/${action}`);
 const parentOf = node => node.parent === "" ? null : node.tree.byKey.get(node.prefix + node.parent);
 const actionBefore = node => parentOf(node)?.actions.find(action => child(action) === node);
 const isSuspicious = action => Boolean(action.extra.suspicious) || action.metrics.suspicious > 0;
+
+// Returns a joint action of middling return with which an item begins, and those that follow it
+function middling(tree) {
+  const ranked = tree.actions.filter(action => action.node.parent === "").sort((a, b) => a.return - b.return);
+  const way = [ranked[Math.floor(ranked.length / 2)]];
+  while (child(way.at(-1))) { const next = child(way.at(-1)).actions.toSorted((a, b) => a.return - b.return); way.push(next[Math.floor(next.length / 2)]); }
+  return way;
+}
 
 // Returns whether a joint action fits a filter, whose values are texts as typed and `suspicious`
 const fits = ({reward, node, ...action}, {low, high, turn, item, suspicious}) =>

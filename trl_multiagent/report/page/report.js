@@ -1,6 +1,6 @@
 "use strict";
 // Shows the data of a report. All of its texts become text nodes, never HTML.
-// Parts of the data, each optional: facts, runs, table, alarms, groups, metrics, evaluation, trees, differences, configuration.
+// Parts of the data, each optional: facts, runs, table, alarms, groups, metrics, evaluation, trees, example, differences, configuration.
 
 const SECTIONS_OPEN = 2;  // of the charts
 const LIGHT = ["#0072b2", "#d55e00", "#008f64", "#b0419a", "#8a6d00", "#3d9bd1", "#5b5b5b", "#a52a2a"];
@@ -34,7 +34,7 @@ function table(rows, kind = "") {
 // Curves
 
 // Draws one chart into a box, with a legend below that shows the values at the cursor and switches lines on and off
-function draw(chart, box, isSmooth) {
+function draw(chart, box, isSmooth, height) {
   const groups = new Set(chart.lines.map(line => line.group)).size;
   const kinds = [...new Set(chart.lines.map(line => line.line))];
   const data = [chart.x], series = [{}], bands = [], owners = [];
@@ -82,7 +82,7 @@ function draw(chart, box, isSmooth) {
     owners.forEach(({line}, k) => {
       let place = index ?? line.mean.length - 1;
       while (index === null && place > 0 && line.mean[place] === null) place--;
-      const spread = line.high && line.mean[place] !== null ? ` ± ${show(line.high[place] - line.mean[place])}` : "";
+      const spread = line.high && line.mean[place] !== null ? ` [${show(line.low[place])}, ${show(line.high[place])}]` : "";
       values[k].textContent = show(line.mean[place]) + spread;
     });
     at.textContent = index === null ? "at the end" : `at step ${chart.x[index]}`;
@@ -90,28 +90,30 @@ function draw(chart, box, isSmooth) {
   const axis = {stroke: () => css("--dim"), grid: {stroke: () => css("--line"), width: .5}, ticks: {show: false}, font: "12px system-ui"};
   const number = (_, ticks) => ticks.map(x => Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3) ? x.toExponential(0) : String(+x.toPrecision(6)));
   const plot = new uPlot({
-    width: Math.max(200, box.clientWidth), height: 200, legend: {show: false}, scales: {x: {time: false}},
+    width: Math.max(200, box.clientWidth), height, legend: {show: false},
+    scales: {x: {time: false, range: (_, low, high) => [low === chart.x[0] ? Math.min(1, low) : low, high]}},  // from the first step, which may have no entry
     cursor: {sync: {key: "steps"}, y: false, points: {size: 7}},
     axes: [{...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6], values: number}, {...axis, size: 58, values: number}],
     series, bands, padding: [8, 14, 0, 0], hooks: {setCursor: [u => showValues(u.cursor.idx ?? null)]},
   }, data, box);
   showValues(null);
   box.after(legend);
-  new ResizeObserver(() => plot.setSize({width: Math.max(200, box.clientWidth), height: 200})).observe(box);
+  new ResizeObserver(() => plot.setSize({width: Math.max(200, box.clientWidth), height})).observe(box);
   plots.push(plot);
   return () => { plots.splice(plots.indexOf(plot), 1); plot.destroy(); legend.remove(); };
 }
 
 // A chart is drawn when it comes into view
-function chartBox(chart, smooth) {
-  const box = make("div", {class: "plot"});
+function chartBox(chart, smooth, height = 200) {
+  const box = make("div", {class: "plot", style: `height: ${height}px`});
   let undo = null;
-  const redraw = () => { if (undo) { undo(); undo = draw(chart, box, smooth.checked); } };
-  smooth.addEventListener("change", redraw);
+  const redraw = () => { undo?.(); undo = draw(chart, box, smooth.checked, height); };
+  smooth.addEventListener("change", () => undo && redraw());
   new IntersectionObserver(entries => {
-    if (!undo && entries.some(entry => entry.isIntersecting)) undo = draw(chart, box, smooth.checked);
+    if (!undo && entries.some(entry => entry.isIntersecting)) redraw();
   }, {rootMargin: "300px"}).observe(box);
-  return make("div", {class: "chart"}, make("h3", {}, chart.title), box);
+  addEventListener("beforeprint", () => undo || redraw());
+  return make("div", {class: "chart"}, make("h3", {}, chart.title, chart.also.length ? make("span", {class: "dim small"}, ` = ${chart.also.join(" = ")}`) : null), box);
 }
 
 function curves(charts) {
@@ -219,13 +221,25 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
 
 // The page
 
+// What the team answered to one item at its first and its last tree
+function learnt({trees, columns, texts}) {
+  const [first, last] = trees.map(rows => treeOf(rows, columns)), text = number => texts[number] ?? "";
+  const answers = tree => middling(tree).map(({node, texts}) => Object.entries(node.prompts).filter(([, prompt]) => prompt !== null)
+    .map(([role]) => make("div", {}, make("h4", {}, role, make("span", {class: "dim small"}, node.turn > 1 ? ` turn ${node.turn}` : "")), code(text(texts[role])))));
+  const side = tree => make("div", {class: "card"}, make("h3", {}, `Step ${tree.step}: return ${show(middling(tree)[0].return)}`), make("div", {class: "answers"}, answers(tree)));
+  const asked = tree => Object.entries(tree.nodes[0].prompts).filter(([, prompt]) => prompt !== null).map(([role, prompt]) => make("div", {}, make("h4", {}, role), code(text(prompt))));
+  const isSame = first.item === last.item;
+  return make("div", {class: "example"}, make("p", {class: "dim small"}, isSame ? "What a typical joint answer to one item was:" : "What a typical joint answer was. No item of the trees was seen twice:"),
+    make("details", {open: texts.every(text => text.length < 400)}, make("summary", {class: "small"}, "Prompts"), asked(first), isSame ? null : asked(last)), side(first), side(last));
+}
+
 function summaryOf(data) {
   const {facts, runs, groups} = data;
   if (runs) return groups.map(group => [group, runs.filter(run => run.group === group).map(run => run.folder).join(", ")]);
   const total = name => facts[name] && show(Math.round(facts[name]));
   return facts ? [
     ["Step", stepOf(facts)], ["Agents", Object.entries(facts.agents).map(([role, name]) => name ? `${role}: ${name}` : role).join(", ")],
-    ["Environment", facts.environment], ["Data", facts.dataset], ["Started", facts.started.slice(0, 16).replace("T", " ")],
+    ["Task", facts.task], ["Data", facts.dataset], ["Started", facts.started.slice(0, 16).replace("T", " ")],
     ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], ["Scored joint actions", total("env_step")], ["Tokens", total("num_tokens")], ["Machine", facts.machine],
   ].filter(([, value]) => value) : [];
 }
@@ -241,7 +255,7 @@ function detailsOf({facts, runs, differences, configuration}, constant) {
     details.push(["Differences", table([["setting", ...Object.keys(differences)], ...names.map(name => [name, ...Object.values(differences).map(of => of[name])])])]);
   }
   if (facts) details.push(["Settings that are not the default", entries("setting", facts.settings)], ["Versions", entries("package", facts.versions)]);
-  if (constant.length) details.push(["Metrics without a chart", table([["metric", "value"], ...constant])]);
+  if (constant.length) details.push(["Metrics that never changed", table([["metric", "value"], ...constant])]);
   if (configuration) details.push(["Configuration", make("pre", {}, configuration)]);
   if (facts) {
     const packages = Object.entries(facts.versions).filter(([name]) => name !== "python").map(([name, version]) => `${name}==${version}`);
@@ -252,26 +266,29 @@ function detailsOf({facts, runs, differences, configuration}, constant) {
 
 function page(data) {
   document.querySelector("h1").textContent = data.title;
-  const main = document.querySelector("main"), nav = document.querySelector("nav");
+  const body = document.querySelector("main"), nav = document.querySelector("nav");
   const section = (title, ...children) => {
     const id = title.toLowerCase();
     nav.append(make("a", {href: `#${id}`}, title));
     const element = make("section", {id}, make("h2", {}, title), ...children);
-    main.append(element);
+    body.append(element);
     return element;
   };
   const [charts, constant] = data.metrics ? chartsOf(data.metrics, data.groups) : [[], []];
-  const note = "A line is the mean of the runs of a group, its band one standard deviation of the runs. Differences have Welch's 95% intervals over runs where both groups have several.";
+  const note = "A line is the mean of the runs of a group, its band reaches from the lowest to the highest of them. Differences have Welch's 95% intervals over runs where both groups have several.";
+  const main = mainChart(charts);
+  if (main) section("Learning", make("div", {class: "learning"}, chartBox(main, {checked: true, addEventListener() {}}, 340), data.example?.trees.length ? learnt(data.example) : null));
   if (data.table) section("Summary",
     make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     data.alarms.map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
     data.table.length > 1 ? table(data.table, data.runs && "stacked") : null, data.runs ? make("p", {class: "dim small"}, note) : null);
   if (data.evaluation) section("Evaluation", evaluationTables(data.evaluation));
-  if (charts.length) section("Curves", curves(charts));
+  if (charts.length) section("Curves", curves(charts.filter(chart => chart !== main)));
   if (data.trees && data.trees.trees.length) showTrees(data.trees, section("Rollouts"));
   const details = detailsOf(data, constant);
   if (details.length) section("Details", details);
 }
 
 page(JSON.parse(document.getElementById("data").textContent));
+addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(details => { details.open = true; }));
 dark.addEventListener("change", () => plots.forEach(plot => plot.redraw()));

@@ -43,13 +43,14 @@ function showTrees(data, section) {
     made.textContent = content;
     return made;
   }
-  function fill(share) {
+  function fill(value) {
+    const share = tree.high > tree.low ? (value - tree.low) / (tree.high - tree.low) : .5;
     const [end, part] = share < .5 ? ["--low", 1 - 2 * share] : ["--high", 2 * share - 1];
     return `color-mix(in srgb, var(${end}) ${Math.round(100 * part)}%, var(--middle))`;
   }
   function drawTree() {
     const {size, left, width, height} = place(tree);
-    const svg = element("svg", {width, height, role: "img"});
+    const svg = element("svg", {width, height, viewBox: `0 0 ${width} ${height}`, role: "img"});
     left.forEach((x, turn) => svg.append(element("text", {x, y: 14}, `turn ${turn}`)));
     for (const node of tree.nodes) for (const action of node.actions) {
       const next = child(action);
@@ -60,11 +61,11 @@ function showTrees(data, section) {
       }
     }
     for (const action of tree.actions) {
-      const rect = action.rect = element("rect", {x: action.x, y: action.y, width: size, height: size, rx: 3, style: `fill: ${fill(shareOf(action))}`});
+      const rect = action.rect = element("rect", {x: action.x, y: action.y, width: size, height: size, rx: 3, style: `fill: ${fill(action[tree.shown])}`});
       rect.action = action;
       rect.append(element("title", {}, `${action.node.key}, joint action ${action.action}: reward ${show(action.reward)}, return ${show(action.return)}`));
       svg.append(rect);
-      const mark = (isSuspicious(action) ? "!" : "") + (size > 20 ? +action.reward.toPrecision(2) : "");
+      const mark = (isSuspicious(action) ? "!" : "") + (size > 20 ? +action[tree.shown].toPrecision(2) : "");
       if (mark) svg.append(element("text", {x: action.x + size / 2, y: action.y + size / 2 + 4, class: "mark"}, mark));
     }
     drawing.replaceChildren(svg);
@@ -116,7 +117,7 @@ function showTrees(data, section) {
     tree = next;
     list.value = String(trees.indexOf(tree));
     node = null;
-    legend.replaceChildren(show(tree.low), " ", make("span", {class: "scale"}), " ", show(tree.high));
+    legend.replaceChildren(`the ${tree.shown}: `, show(tree.low), " ", make("span", {class: "scale"}), " ", show(tree.high));
   }
   function choose(next, withScroll = true) {
     const isNew = next.node !== node || !drawing.firstChild || !drawing.firstChild.contains(next.rect);
@@ -179,7 +180,7 @@ function showTrees(data, section) {
   section.append(
     make("div", {class: "bar"}, make("label", {}, "reward from", low), make("label", {}, "to", high), make("label", {}, "turn", turn), item, make("label", {}, suspicious, "suspicious"), count),
     make("div", {class: "bar"}, make("button", {type: "button", onclick: () => step(-1), "aria-label": "previous tree"}, "◀"), list, make("button", {type: "button", onclick: () => step(1), "aria-label": "next tree"}, "▶")),
-    make("p", {class: "small dim"}, "A square is a joint action, its colour the reward: ", legend, ". Lines lead to the turn that follows it. Keys: arrows move, [ and ] change the tree, n and p go to the next and the previous joint action that fits the filter."),
+    make("p", {class: "small dim"}, "A square is a joint action, its colour ", legend, ". Lines lead to the turn that follows it. Keys: arrows move, [ and ] change the tree, n and p go to the next and the previous joint action that fits the filter."),
     drawing, detail);
   for (const control of [low, high, item, turn, suspicious]) control.addEventListener("input", filter);
   list.addEventListener("change", () => { open(trees[+list.value]); choose(tree.actions.find(one => matches(one))); });

@@ -31,7 +31,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import ALARMS_FILE, naming, write_json, write_text
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.run_page import choose_trees, trees_of
-from trl_multiagent.rollout.trace import TraceRow, trace_rows
+from trl_multiagent.rollout.trace import TraceRow, item_id, trace_rows
 from trl_multiagent.rollout.tree import Node, acting, groups_of, known
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless, print_completions
@@ -269,6 +269,9 @@ class Observer:
         folder = Path(args.output_dir) / (TRACE_FOLDER if self.has_trace else TREES_FOLDER)
         self.trace = TraceFiles(folder, args.process_index, args.trace_steps or 1, args.trace_max_files)
         self.next_kept = math.inf  # the next step whose trees are kept
+        # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
+        self.followed: str | None = None
+        self.latest: list[TraceRow] = []
 
     def _reset(self) -> None:
         """Starts the sums of the next optimizer step, over this process's micro-batches."""
@@ -303,7 +306,8 @@ class Observer:
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
         keeps_trees = training and trainer.state.global_step + 1 >= self.next_kept
-        if not self.has_trace and not trainer.log_completions and not keeps_trees:
+        follows = training and any(item_id(node.item) == self.followed for node in turns[0])
+        if not self.has_trace and not trainer.log_completions and not keeps_trees and not follows:
             return
         rows = trace_rows(
             turns,
@@ -315,14 +319,21 @@ class Observer:
         )
         if trainer.log_completions:
             self.shown_rows = rows
+        if follows:
+            self.latest = [row for row in rows if row["item"] == self.followed]
         if self.has_trace:
             self.trace.rows += rows
         elif keeps_trees and rows:
             self.next_kept = rows[0]["step"] + -(-trainer.state.max_steps // KEPT_STEPS)
             with harmless(Path(trainer.args.output_dir)):
+                if self.latest and self.latest[0]["step"] < rows[0]["step"]:
+                    self.trace.rows += self.latest
+                    self.trace.flush()
                 for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
                     self.trace.rows += tree
+                self.followed = self.followed or self.trace.rows[-1]["item"]
                 self.trace.flush()
+                self.latest = []
 
     # Optimizer steps
 

@@ -50,7 +50,7 @@ logger = logging.get_logger(__name__)
 TRACE_FOLDER, TREES_FOLDER = "trace", "trees"  # of all rollouts, if the run has a trace, and of a few trees
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
-MAX_FILES = 20  # files of a trace whose trees a page shows
+MAX_FILES = 40  # files of a trace whose trees a page shows
 PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
 # Settings that do not affect the training
 UNSHOWN = """
@@ -213,7 +213,8 @@ def print_completions(rows: list[TraceRow], number: int | None) -> None:
 
 class RewardProgressCallback(ProgressCallback):
     """
-    Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches.
+    Shows the latest reward, return and pass rate, and the metrics that the environment watches: in the progress bar,
+    or, if there is no terminal, in a line per log. All other metrics are in the log of the run.
     """
 
     def __init__(self, watched: Sequence[str] = ()):
@@ -222,21 +223,36 @@ class RewardProgressCallback(ProgressCallback):
         self.latest: dict[str, str] = {}
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        super().on_train_begin(*args, **kwargs)
+        if sys.stderr.isatty():
+            super().on_train_begin(*args, **kwargs)
         if self.training_bar is not None:
             self.training_bar.set_description("Training")
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(*args, **kwargs)
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        if sys.stderr.isatty():
+            super().on_prediction_step(*args, **kwargs)
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_train_end(*args, **kwargs)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
     ) -> None:
-        if not state.is_world_process_zero or self.training_bar is None:
-            return
-        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
-        self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+        found = {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        self.latest |= found
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+        elif found and state.is_world_process_zero and not sys.stderr.isatty():
+            line = ", ".join(map(" ".join, found.items()))
+            print(f"step {state.global_step} of {state.max_steps}: {line}", flush=True)
 
 
 def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
-    """Replaces the lines that a trainer prints at every log by one progress bar, unless `disable_tqdm` is set."""
-    if not trainer.args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
+    """Replaces the dictionaries that a trainer prints at every log, unless `disable_tqdm` is set or in a notebook."""
+    if trainer.pop_callback(ProgressCallback) is not None:
         trainer.add_callback(RewardProgressCallback(watched))
