@@ -311,3 +311,5 @@ def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
     teams[0].save_pretrained(tmp_path)
     assert AgentTeam.from_pretrained(tmp_path).reasoning == teams[0].reasoning
     assert AgentTeam.from_pretrained(tmp_path, reasoning="auto").reasoning == {"a": "auto", "b": "auto"}
+    with pytest.raises(ValueError, match="`reasoning` is 'kept'; it must be 'auto', 'keep' or 'none'"):
+        AgentTeam.from_pretrained(tmp_path, reasoning="kept")

@@ -300,10 +300,7 @@ def test_collaborate_on_many_items():
         ({"temperature": -1}, "`temperature` is -1; it must be a number from 0"),
         ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
-        (
-            {"stop_strings": {"x": ["."]}},
-            "`stop_strings` is {'x': \\['.'\\]}; it must have lists of texts for aux, main",
-        ),
+        ({"stop_strings": {"x": ["."]}}, "is {'x': \\['.'\\]}; it must have lists of texts for aux, main"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
     ],
 )

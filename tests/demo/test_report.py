@@ -40,13 +40,8 @@ class ScriptedTrainer:
                 answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
                 paper, earned, passed = (4.0, 3.9, 1.0) if match else (1.0, 0.9, 0.25)
-                metrics = {
-                    "paper_reward": paper,
-                    "earned_reward": earned,
-                    "test_pass_rate": passed,
-                    "size_share": passed / 2.5,
-                }
-                outcome = Outcome(earned, metrics)
+                metrics = {"paper_reward": paper, "earned_reward": earned, "test_pass_rate": passed}
+                outcome = Outcome(earned, {**metrics, "size_share": passed / 2.5})
                 turns.append([Turn(demo_prompts(item), answers, outcome)])
         return turns
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
@@ -19,7 +18,7 @@ from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import PROBLEM, byte_tokenizer, count_reward, tiny_items, tiny_llama, write_problems
+from tiny import PROBLEM, byte_tokenizer, tiny_llama, tiny_task, write_problems
 
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
@@ -194,10 +193,7 @@ def random_settings(algorithm: str, sections: list[str], number: int) -> list[tu
     ]
 
 
-TINY = Task(
-    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
-    lambda settings: (tiny_items(4), tiny_items(2)),
-)
+TINY = tiny_task(4)
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,9 @@ from tiny import byte_tokenizer, flip, tiny_classifier
 def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
     own = {name: arguments.pop(name) for name in ("eval_dataset", "peft_config", "roles") if name in arguments}
     dataset = arguments.pop("train_dataset", None)
-    return JointRewardTrainer(
-        tiny_classifier() if model is None else model,
-        pair_config(folder, JointRewardConfig, **arguments),
-        pairs(answered_by) if dataset is None else dataset,
-        processing_class=byte_tokenizer(),
-        **own,
-    )
+    dataset = pairs(answered_by) if dataset is None else dataset
+    args, model = pair_config(folder, JointRewardConfig, **arguments), tiny_classifier() if model is None else model
+    return JointRewardTrainer(model, args, dataset, processing_class=byte_tokenizer(), **own)
 
 
 def score(model, ids):

@@ -127,7 +127,7 @@ NO_EFFECT_KEYS = {
     "advantage_normalization "
     "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training "
     "agent_devices critic_devices "
-    "reference_devices reference_kl_devices preference_replay_dir comparator_devices "
+    "reference_devices reference_kl_devices preference_replay_dir log_reward_distribution comparator_devices "
     "comparator_centralized_agent_index "
     "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
     "comparator_api_response_field",

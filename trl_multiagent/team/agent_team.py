@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast, get_args, overload
 
 import torch
 from accelerate.utils import send_to_device
@@ -196,6 +196,8 @@ class AgentTeam(nn.Module):
         for argument in ("tokenizer", "processing_class"):
             if argument in model_init_kwargs:
                 raise TypeError(f"`{argument}` is loaded with each agent: give its options as `tokenizer_kwargs`.")
+        if reasoning not in (None, *get_args(Reasoning)):
+            raise ValueError(f"`reasoning` is {reasoning!r}; it must be 'auto', 'keep' or 'none'.")
         for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
             if config is not None:
                 check_adapter_config("an agent", config)
