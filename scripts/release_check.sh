@@ -22,7 +22,7 @@ PYTHONS=${PYTHONS:-$(find_pythons)}
 git archive --format=tar --prefix=source/ HEAD | tar -x -C "$work" # what is committed, and nothing else
 "$(echo $PYTHONS | cut -d' ' -f1)" -m venv "$work/build"
 "$work/build/bin/pip" install build
-"$work/build/bin/python" -m build --outdir "$work/dist" "$work/source" >/dev/null
+"$work/build/bin/python" -m build --outdir "$work/dist" "$work/source" >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 PACKAGES=${PACKAGES:-$work/dist/*.whl $work/dist/*.tar.gz}
 for python in $PYTHONS; do
