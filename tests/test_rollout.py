@@ -52,7 +52,7 @@ def test_joint_actions():
 
 
 @pytest.mark.parametrize(("mode", "sizes"), [("align", [3, 6, 12]), ("cross", [3, 12, 48])])
-def test_tree_sizes_and_one_call_per_level(mode, sizes):
+def test_tree_sizes_and_one_call_per_turn(mode, sizes):
     environment = Letters()
     turns = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
     assert [len(nodes) for nodes in turns] == sizes

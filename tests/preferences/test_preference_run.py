@@ -125,7 +125,7 @@ def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     assert results["collection"]["candidates_scored"] == 24 and results["env_step"] > 0
     card = Path("run/README.md").read_text()
     assert "MADPO" in card and "preference pairs" in card
-    assert "eval reward" in capsys.readouterr().out
+    assert "'eval_reward'" in capsys.readouterr().out
     before = len(scored)
     run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
     assert "is complete" in capsys.readouterr().out and len(scored) == before

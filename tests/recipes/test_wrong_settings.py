@@ -85,7 +85,10 @@ magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`coll
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
-magrpo.optim=muonn 'adamw_torch'
+magrpo.optim=muon one of 41 names, such as
+magrpo.scale_rewards=group `advantage_normalization=True` divides
+magrpo.report_to=tensorbord some of azure_ml
+magrpo.deepspeed=ds.json section `magrpo`, `deepspeed: 'ds.json'`: Expected
 agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.name=./no/model.gguf there is no such file
 agent_model.gguf_file=model.gguf there is no such file in ./model
@@ -308,3 +311,10 @@ def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, ca
     line = capsys.readouterr().err.splitlines()[-1]
     assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
     assert "refuses its prompt: Conversation roles must alternate" in line
+
+
+def test_flags_of_other_programs_are_answered(folder, capsys):
+    Path("rewards.py").touch()
+    assert "--num_processes" in refusal(capsys, "--gpus", "2")
+    assert "is Python; it takes a YAML file" in refusal(capsys, "--config", "rewards.py")
+    assert "`num_generations` is 1" in refusal(capsys, "--magrpo.num_generations", "1")
