@@ -1,4 +1,4 @@
-# `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.10+, git and make, nothing else.
+# `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.11+, git and make, nothing else.
 # PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
 # WORKERS: test processes. Each needs about 1 GB of memory.
 
@@ -30,7 +30,7 @@ setup: $(VENV)/.installed  ## Make .venv with the pinned versions of constraints
 
 # torch comes first and by itself, so that a machine's own build of that version can be chosen
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the wheel and the sdist, and uses each as a user would, in an empty environment of every Python that is here:
 # init, train, evaluate, and push to the Hub of the tests. Ends with what a maintainer still has to press.
-# PYTHONS: the interpreters, by default each of 3.10 to 3.13 on PATH or of pyenv.   PACKAGES: by default the wheel and the sdist.
+# PYTHONS: the interpreters, by default each of 3.11 to 3.13 on PATH or of pyenv.   PACKAGES: by default the wheel and the sdist.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -14,7 +14,7 @@ grep -q "^version: $version" CITATION.cff
 grep -q "^## $version " CHANGELOG.md
 
 find_pythons() {
-	for minor in 10 11 12 13; do
+	for minor in 11 12 13; do
 		{ ls -d "$HOME"/.pyenv/versions/3.$minor.*/bin/python "$(command -v python3.$minor)" || true; } 2>/dev/null | head -n 1
 	done
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from hub_server import HubServer  # noqa: E402
+from hub_server import HubServer
 
 
 PROGRAM = Path(sys.executable).with_name("trl-multiagent")
