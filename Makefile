@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test coverage check test-real test-rounding test-vllm test-latest lint types format docs clean
+.PHONY: help setup demo demo-real test coverage check test-real test-rounding test-vllm test-latest test-oldest lint types format docs clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -87,6 +87,14 @@ test-latest:  ## Test the contract with TRL and its relatives with their newest 
 	$(VENV)-latest/bin/python -m pip install --disable-pip-version-check --upgrade trl transformers accelerate peft
 	$(VENV)-latest/bin/python -m pytest tests/test_trl_interface.py tests/trainers/test_magrpo_trainer.py $(ARGS)
 
+# Without torch, of which no machine has every build
+test-oldest:  ## The same with the oldest releases that pyproject.toml allows
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	sed -n '/^dependencies/,/^]/s/^ *"\([a-z0-9-]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml | grep -v '^torch==' > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --disable-pip-version-check -c $(VENV)-oldest/constraints.txt -e ".[dev]"
+	$(VENV)-oldest/bin/python -m pytest tests/test_trl_interface.py tests/trainers/test_magrpo_trainer.py $(ARGS)
+
 lint: types  ## Check style, formatting and types
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -105,4 +113,4 @@ docs: setup  ## Build the documentation site in build/site
 	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site --bind 127.0.0.1"
 
 clean:  ## Remove .venv, its relatives and the results of runs
-	rm -rf $(VENV) $(VENV)-latest $(VENV)-vllm build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*
+	rm -rf $(VENV) $(VENV)-latest $(VENV)-oldest $(VENV)-vllm build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -442,4 +442,5 @@ def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):
     monkeypatch.setattr(sampler, "sample", lambda roles, nodes, number: {role: [answer] for role in roles})
     node = Node({}, (), dict.fromkeys(team.roles, "P"))
     sampler([node], 1)
-    assert node.prompts["main"] == "The answer of aux:\n\nraise ValueError('< eos>')\n\nP"
+    ((message,),) = [prompt.prompt for prompt in sampler.prompts("main", [node])]
+    assert message["content"] == "The answer of aux:\n\nraise ValueError('< eos>')\n\nP"

@@ -13,7 +13,6 @@ from datasets import Dataset, load_from_disk
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
-from trl_multiagent.jobs.stage import StageChanged
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
@@ -130,7 +129,7 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()
     with locked(folder, ""):  # by another program; what is complete is read
         collect(folder)
-    with pytest.raises(StageChanged, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
+    with pytest.raises(ValueError, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
         collect(folder, temperature=0.5)
     other = tiny_team()
     with torch.no_grad():

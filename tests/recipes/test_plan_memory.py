@@ -107,13 +107,9 @@ def files(tmp_path, monkeypatch):
     byte_tokenizer().save_pretrained("model")
     (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n{"x": "1234"}\n')
     (tmp_path / "rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
-    settings = {
-        "agent_model": {"name": "model"},
-        "dataset": {"name": "rows.jsonl"},
-        "prompts": {"aux": "Task {x}:", "main": "{x}"},
-        "reward_funcs": ["rewards.zero"],
-        "magrpo": {"max_completion_length": 6, "use_cpu": True},
-    }
+    settings = {"agent_model": {"name": "model"}, "dataset": {"name": "rows.jsonl"}}
+    settings |= {"prompts": {"aux": "Task {x}:", "main": "{x}"}, "reward_funcs": ["rewards.zero"]}
+    settings |= {"magrpo": {"max_completion_length": 6, "use_cpu": True}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
     monkeypatch.syspath_prepend(str(tmp_path))
 

@@ -70,16 +70,9 @@ def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
 
 
 def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
-    environment = tiny_environment()
-    trainer = train(
-        tmp_path,
-        environment=environment,
-        eval_dataset={"pairs": pairs(number=5), "items": tiny_items(3)},
-        eval_strategy="steps",
-        eval_steps=3,
-        max_completion_length=6,
-        num_turns=2,
-    )
+    settings = {"environment": tiny_environment(), "max_completion_length": 6, "num_turns": 2}
+    settings |= {"eval_dataset": {"pairs": pairs(number=5), "items": tiny_items(3)}}
+    trainer = train(tmp_path, eval_strategy="steps", eval_steps=3, **settings)
     (log,) = [entry for entry in trainer.state.log_history if "eval_pairs_loss" in entry]
     (played,) = [entry for entry in trainer.state.log_history if "eval_items_reward" in entry]
     assert 0.0 < log["eval_pairs_rewards/accuracies"] <= 1.0 and "eval_pairs_agents/aux/rewards/margins" in log

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import RichProgressCallback
 
@@ -429,6 +429,8 @@ def test_an_empty_prompt(tmp_path):
     [
         ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
+        ({"train_dataset": DatasetDict(train=tiny_items(4))}, "got `DatasetDict`: choose a split"),
+        ({"eval_dataset": tiny_items(4).to_iterable_dataset()}, r"got `IterableDataset`: `Dataset.from_list\("),
     ],
 )
 def test_refusals(tmp_path, arguments, message):
