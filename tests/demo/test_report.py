@@ -1,7 +1,6 @@
 import contextlib
 import io
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,7 @@ from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.trainers.base.run_report import RewardProgressCallback
+from trl_multiagent.trainers.base.run_report import SHOWN, RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -82,9 +81,8 @@ def test_sample_answer_and_width(shown):
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
-def test_one_bar_replaces_the_lines_of_the_log(monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    callback = RewardProgressCallback(["aux_usage"])
+def test_one_bar_replaces_the_lines_of_the_log(capsys):
+    callback = RewardProgressCallback({**SHOWN, "turn_1/aux_usage": "aux_usage"})
     args = SimpleNamespace()
     state = SimpleNamespace(is_world_process_zero=True, max_steps=2, global_step=1)
     callback.on_train_begin(args, state, None)

@@ -20,14 +20,7 @@ from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.play import play_policy
-from trl_multiagent.evaluation.players import (
-    CUT,
-    SHUFFLED,
-    LoadedTeam,
-    MessageAblation,
-    MixedTeam,
-    Policy,
-)
+from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
 from trl_multiagent.evaluation.statistics import compute_result
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import fail_together, start_processes
