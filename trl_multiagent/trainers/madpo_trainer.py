@@ -482,8 +482,8 @@ def warn_of_changes(role: str, tokenizer: PreTrainedTokenizerBase, answer: Any, 
     text = tokenizer.decode(ids)
     if not isinstance(answer, str) and any((message["content"] or "").strip() not in text for message in answer):
         logger.warning(
-            f"The chat template of {role!r} changes its answers, as DeepSeek's does, which leaves out a reasoning. The "
-            f"training sees {text!r}."
+            f"The chat template of {role!r} changes its answers, such as one that leaves out reasoning. The training "
+            f"sees {text!r}."
         )
 
 
