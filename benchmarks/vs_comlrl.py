@@ -5,6 +5,7 @@ Side by side with CoMLRL 1.4.3: training steps of both systems on the same work,
     python benchmarks/vs_comlrl.py --algorithms iac maac    # actor-critic
     python benchmarks/vs_comlrl.py --algorithms single      # one agent, beside TRL's GRPOTrainer: what a team costs
     python benchmarks/vs_comlrl.py --size 8M                # a larger model, with random weights; times only
+    python benchmarks/vs_comlrl.py --model smollm2          # a real model: one system after the other, 20 CPU minutes
     python benchmarks/vs_comlrl.py --quick                  # fewer steps, one seed: about 4 minutes per algorithm
     python benchmarks/vs_comlrl.py --smoke                  # seconds: whether it runs; its numbers mean nothing
 
@@ -43,6 +44,13 @@ which leaves both systems sampling from the base model.
 
 With `single`, one agent with the prompts of main answers once, and the peer is TRL's GRPOTrainer with the same loss.
 
+With `--model smollm2`, the task is `hidden` of recipes/real: a speaker tells a decider what is in a box. Both systems
+play trees of two turns with 16 scored answers for each of two items: full weights in float32, or LoRA of rank 16 on a
+base in float32, temperature 0.7, at most 8 tokens. CoMLRL has no LoRA, and all its agents answer in every turn. One
+agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. Rates are 1e-3
+(LoRA) and 2e-5 (full), which were not compared with others. Peak memory is that beyond the libraries; beside it
+stands what `trl-multiagent plan` computes. `--runs` takes some of the rows; the output file keeps the others.
+
 Differences that remain, all of them the systems' own:
 - The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is
   compared.
@@ -66,14 +74,23 @@ import tempfile
 import venv
 from pathlib import Path
 
+from peft import LoraConfig
 from sides.floor import floor
+from sides.hidden import ADAPTER, ALONE, SPEAKER, arguments
 from sides.task import ROLES
 from team_run import save_model
 from tqdm.auto import tqdm
+from transformers import AutoConfig, AutoTokenizer
 
+from trl_multiagent import MAGRPOConfig
+from trl_multiagent.configs.recipes.real.hidden import draw
+from trl_multiagent.configs.recipes.real.words import TRAINING
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.folders import cache_folder
+from trl_multiagent.models.packaged import smollm2
+from trl_multiagent.rollout.sampler import tokenize_prompts
+from trl_multiagent.runs.plan import Size, count_parameters, memory_parts
 
 
 HERE = Path(__file__).resolve().parent
@@ -93,6 +110,11 @@ TARGETS = {"magrpo": {1: 3.5, 2: 3.5}, "single": {1: 1.0}, "iac": {1: 3.0, 2: 3.
 # Hidden size and layers of random models
 SIZES = {"8M": (256, 10), "50M": (512, 16)}
 CURVE_LEARNING_RATE = 5e-4
+# With a real model: the system, the number of agents, whether they are LoRA adapters
+RUNS = {"CoMLRL, full": ("peer", 2, False), "ours, full": ("ours", 2, False), "ours, LoRA": ("ours", 2, True)}
+RUNS |= {"TRL, one agent, full": ("trl", 1, False), "ours, one agent, full": ("ours", 1, False)}
+RUNS |= {"TRL, one agent, LoRA": ("trl", 1, True), "ours, one agent, LoRA": ("ours", 1, True)}
+REAL = {"num_generations": 4, "max_new_tokens": 8, "rows_per_forward": 8, "temperature": 0.7, "seed": 0}
 
 
 def main() -> None:
@@ -103,12 +125,18 @@ def main() -> None:
         "--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=["magrpo"], help="default: magrpo"
     )
     parser.add_argument("--size", choices=("demo", *SIZES), default="demo", help="default: the demo's model")
+    parser.add_argument("--model", choices=("smollm2",), help="a real model instead, on the task hidden")
+    parser.add_argument(
+        "--runs", nargs="+", choices=RUNS, default=[*RUNS], help="with --model: the rows (default: all)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
     parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("vs_comlrl.json"), help="where the JSON goes")
     options = parser.parse_args()
+    if options.model:
+        return real_model(options)
     defaults = (3, 1, 16) if options.quick else (8, 3, 40)
     timed_steps = options.steps if options.steps is not None else defaults[0]
     seeds = options.seeds if options.seeds is not None else defaults[1]
@@ -185,6 +213,47 @@ def main() -> None:
                 print_curve(results["curves"][-1])
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
+
+
+def real_model(options: argparse.Namespace) -> None:
+    """Runs `hidden` with SmolLM2-135M in one system after the other. Prints all rows of the output file."""
+    model, steps = smollm2(), options.steps or 6
+    rows = json.loads(options.output.read_text()) if options.output.is_file() else {}
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)  # larger pieces go back to the system when they are freed
+    for name in options.runs:
+        system, agents, lora = RUNS[name]
+        size = 2 if agents == 2 else 8
+        settings = {**REAL, "model": model, "agents": agents, "lora": lora, "learning_rate": 1e-3 if lora else 2e-5}
+        settings |= {"items_per_step": size, "threads": options.threads}
+        settings["items"] = draw(TRAINING, (steps + 1) * size, seed=0)
+        python = peer_python(make=True) if system == "peer" else sys.executable
+        records = run({f"hidden_{system}": python}, settings, name)[f"hidden_{system}"]
+        peak = (records[-1]["peak_memory_mb"] - records[-1]["work"]["libraries_mb"]) * 2**20 / 1e9
+        times = {phase: statistics.median(x["cpu_seconds"][phase] for x in records[1:]) for phase in PHASES}
+        rows[name] = {"cpu_seconds": times, "peak_gb": peak, "rewards": [x["reward"] for x in records]}
+        rows[name] |= {"planned_gb": planned(settings) / 1e9} if system == "ours" else {}
+        options.output.write_text(json.dumps(rows, indent=2) + "\n")
+    print("| | step, CPU s | generate | update | peak, GB | plan, GB | reward of each step |\n|" + " --- |" * 7)
+    for name, row in rows.items():
+        cells = [f"{row['cpu_seconds'][phase]:.1f}" for phase in ("step", "generate", "update")]
+        cells += [f"{row['peak_gb']:.2f}", f"{row['planned_gb']:.2f}" if "planned_gb" in row else ""]
+        print(f"| {name} | {' | '.join(cells)} | {' '.join(f'{x:.2f}' for x in row['rewards'])} |")
+
+
+def planned(settings: dict) -> float:
+    """The peak of memory that the plan of a run computes, in bytes."""
+    config, agents = AutoConfig.from_pretrained(settings["model"]), settings["agents"]
+    own, base = count_parameters(config, LoraConfig(**ADAPTER) if settings["lora"] else None)
+    question = SPEAKER if agents == 2 else ALONE
+    asked = [[{"role": "user", "content": question.format(**item)}] for item in settings["items"]]
+    prompts = tokenize_prompts(AutoTokenizer.from_pretrained(settings["model"]), asked)
+    columns = zip(*prompts, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda tokens: len({*tokens}) == 1, columns))
+    size = Size(agents * own, 0, base, 4.0, own + base, config, max(map(len, prompts)), common, agents, acting=1)
+    given = {"items_per_device": settings["items_per_step"], "num_turns": agents}
+    parts = memory_parts(MAGRPOConfig("plan", **given, **arguments(settings)), size, stage=0, processes=1)
+    sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
+    return sums["held"] + max(sums["sampling"], sums["update"])
 
 
 def peer_python(make: bool) -> str | None:

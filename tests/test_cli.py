@@ -89,16 +89,10 @@ def test_several_processes_without_a_configuration(launched, monkeypatch, tmp_pa
 
 DEMO = ["--model_name", "demo", "--override", "dataset.name=demo"]
 WRONG = {
-    "a name": (
-        ["--accelerate_config", "zero4", *DEMO],
-        ["--accelerate_config 'zero4'", "you mean `zero3`?", "ddp"],
-    ),
+    "a name": (["--accelerate_config", "zero4", *DEMO], ["_config 'zero4'", "you mean `zero3`?", "ddp"]),
     "a path": (["--accelerate_config", "no/zero3.yaml", *DEMO], ["'no/zero3.yaml': there is no such file"]),
     "processes": (["--num_processes", "0", *DEMO], ["--num_processes", "'0' is not a number of at least 1"]),
-    "a configuration": (
-        ["--config", "magrpo_hee"],
-        ["--config 'magrpo_hee'", "you mean `magrpo_he`?", "grpo_mbpp"],
-    ),
+    "a configuration": (["--config", "magrpo_hee"], ["'magrpo_hee'", "you mean `magrpo_he`?", "grpo_mbpp"]),
     "a file": (["--config", "magrpo_hee.yaml"], ["--config 'magrpo_hee.yaml': there is no such file"]),
     "a key": ([*DEMO, "magrpo.num_turn=2"], ["`magrpo.num_turn` is not a known setting"]),
     "a section": (["--config", "grpo_he"], ["`grpo`", "trains with `magrpo`"]),

@@ -100,12 +100,8 @@ def readers_folder(tmp_path, monkeypatch):
 
 def test_there_are_commands():
     assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
-    assert {path.name for path in COMMANDS.values()} >= {
-        "README.md",
-        "workflows.md",
-        "train_marloo.py",
-        "slurm.sbatch",
-    }
+    names = {path.name for path in COMMANDS.values()}
+    assert names >= {"README.md", "workflows.md", "train_marloo.py", "slurm.sbatch"}
 
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))

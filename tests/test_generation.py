@@ -27,6 +27,7 @@ def config(**changes):
 
 
 PROMPTS = [[65, 66, 67], [68] * 9, [70], [71, 72]]
+GREEDY = config(do_sample=False, temperature=None, top_p=None, top_k=None)
 
 
 def seeds_of(number):
@@ -34,11 +35,8 @@ def seeds_of(number):
 
 
 def count_calls(model, monkeypatch):
-    calls = []
-    generate = model.generate
-    monkeypatch.setattr(
-        model, "generate", lambda **kwargs: calls.append(kwargs["input_ids"].shape) or generate(**kwargs)
-    )
+    calls, generate = [], model.generate
+    monkeypatch.setattr(model, "generate", lambda **given: calls.append(given["input_ids"].shape) or generate(**given))
     return calls
 
 
@@ -46,9 +44,8 @@ def count_calls(model, monkeypatch):
 def test_greedy_groups_equal_plain_generate(architecture):
     """Models with learned positions, and models whose cache keeps only a window."""
     model = tiny_llama() if architecture == "llama" else other_model(architecture)
-    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
-    for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, seeds_of(2), greedy), strict=True):
-        plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
+    for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, seeds_of(2), GREEDY), strict=True):
+        plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=GREEDY)[0, len(prompt) :].tolist()
         assert group == [plain] * 2
 
 
@@ -103,10 +100,9 @@ def test_completions_end_at_their_first_end_of_sequence_token():
 @pytest.mark.parametrize("budget", [40, 100, 1])
 def test_a_budget_splits_the_prompts_and_keeps_their_order(budget, monkeypatch):
     model = tiny_llama()
-    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
-    whole = generate_groups(model, PROMPTS, seeds_of(2), greedy)
+    whole = generate_groups(model, PROMPTS, seeds_of(2), GREEDY)
     calls = count_calls(model, monkeypatch)
-    assert generate_groups(model, PROMPTS, seeds_of(2), greedy, token_budget=budget) == whole
+    assert generate_groups(model, PROMPTS, seeds_of(2), GREEDY, token_budget=budget) == whole
     assert len(calls) > 1
     assert all(rows * (length + 6) <= budget or rows == 1 for rows, length in calls)
 
@@ -162,10 +158,8 @@ def test_what_the_loop_does_not_cover_draws_the_same_in_that_of_transformers(
     other = generate_groups(model, PROMPTS, seeds_of(3), config(max_new_tokens=8, repetition_penalty=1.3, **settings))
     assert len(warnings) == 1 and named in warnings[0]
     if architecture == "llama":  # no n-gram of these completions repeats
-        assert (
-            other == generate_groups(model, PROMPTS, seeds_of(3), config(max_new_tokens=8, repetition_penalty=1.3))
-            and len(warnings) == 1
-        )
+        ours = generate_groups(model, PROMPTS, seeds_of(3), config(max_new_tokens=8, repetition_penalty=1.3))
+        assert other == ours and len(warnings) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -196,15 +190,11 @@ def test_the_loop_looks_rarely_on_a_gpu(monkeypatch):
     model, tokenizer = tiny_llama(initializer_range=0.3), byte_tokenizer()
     settings = config(max_new_tokens=21, eos_token_id=[256, *range(0, 256, 9)])
     for stops in ([], [(tokenizer, ["a", "b", "!", "~", "Q"])]):
-        expected = generate_groups(
-            model, PROMPTS, seeds_of(8), settings, agents=Agents([settings.eos_token_id], stops)
-        )
+        agents = Agents([settings.eos_token_id], stops)
+        expected = generate_groups(model, PROMPTS, seeds_of(8), settings, agents=agents)
         with monkeypatch.context() as patch:
             patch.setattr(sampling_loop, "period_of", lambda device: 8)
-            assert (
-                generate_groups(model, PROMPTS, seeds_of(8), settings, agents=Agents([settings.eos_token_id], stops))
-                == expected
-            )
+            assert generate_groups(model, PROMPTS, seeds_of(8), settings, agents=agents) == expected
 
 
 class Operations(TorchDispatchMode):
@@ -258,12 +248,8 @@ def test_fixed_shapes_sample_the_same(given, prompts, monkeypatch):
     for (rows, one), (others, other) in pairwise(operations):
         assert rows != others or one.records == other.records
     # transformers' processors fill with constants of the host, which is no wait for a GPU
-    waits = (
-        set()
-        if "top_k" in given
-        else {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.lift_fresh.default"}
-    )
-    assert waits.isdisjoint(name for _, record in operations for name in record.names)
+    waits = {"aten._local_scalar_dense.default", "aten.nonzero.default", "aten.lift_fresh.default"}
+    assert "top_k" in given or waits.isdisjoint(name for _, record in operations for name in record.names)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -314,9 +300,8 @@ def test_fixed_shapes_under_autocast(monkeypatch):
 def test_autocast_changes_no_data_type_of_what_is_sampled():
     """A model in float32 under bfloat16 autocast samples what a forward under autocast gives."""
     model = tiny_llama(initializer_range=0.3)
-    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
     with torch.autocast("cpu", torch.bfloat16):
-        groups = generate_groups(model, PROMPTS, [[0]] * 4, greedy)
+        groups = generate_groups(model, PROMPTS, [[0]] * 4, GREEDY)
         for prompt, (ids,) in zip(PROMPTS, groups, strict=True):
             with torch.no_grad():
                 logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
@@ -342,23 +327,15 @@ def test_stop_strings_end_completions(pad):
     """
     model, tokenizer = tiny_llama(initializer_range=0.2), byte_tokenizer()
     settings = config(max_new_tokens=12, pad_token_id=pad)
-    seeds = [[10 * k + g for g in range(40)] for k in range(len(PROMPTS))]
+    seeds = seeds_of(40)
     whole = generate_groups(model, PROMPTS, seeds, settings)
     pairs = Counter(pair for group in whole for ids in group for pair in pairwise(ids[:-1]) if max(pair) < 94)
     pair = max(pairs, key=pairs.get)  # letters
     singles = Counter(token for group in whole for ids in group for token in ids if token < 94).most_common(5)
     strings = [tokenizer.decode(pair), *(tokenizer.decode([token]) for token, _ in singles if token not in pair)]
-    stopped = generate_groups(
-        model, PROMPTS, seeds, settings, agents=Agents([settings.eos_token_id], [(tokenizer, strings)])
-    )
-    split = generate_groups(
-        model,
-        PROMPTS,
-        seeds,
-        settings,
-        token_budget=64,
-        agents=Agents([settings.eos_token_id], [(tokenizer, strings)]),
-    )
+    agents, without = (Agents([settings.eos_token_id], [(tokenizer, stops)]) for stops in (strings, []))
+    stopped = generate_groups(model, PROMPTS, seeds, settings, agents=agents)
+    split = generate_groups(model, PROMPTS, seeds, settings, token_budget=64, agents=agents)
 
     def cut(ids):
         texts = [tokenizer.decode(ids[: k + 1], skip_special_tokens=True) for k in range(len(ids))]
@@ -367,20 +344,14 @@ def test_stop_strings_end_completions(pad):
     assert stopped == split == [[cut(ids) for ids in group] for group in whole]
     lengths = Counter(len(ids) for group in stopped for ids in group)
     assert lengths[12] > 40 and sum(lengths.values()) - lengths[12] > 40 and len(lengths) > 8
-    assert (
-        generate_groups(model, PROMPTS, seeds, settings, agents=Agents([settings.eos_token_id], [(tokenizer, [])]))
-        == whole
-    )
+    assert generate_groups(model, PROMPTS, seeds, settings, agents=without) == whole
 
 
 def test_stop_strings_are_not_found_in_the_prompt():
     model, tokenizer = tiny_llama(), byte_tokenizer()
-    greedy = config(do_sample=False, temperature=None, top_p=None, top_k=None)
-    (((first, *_),),) = generate_groups(model, [[65, 66]], [[0]], greedy)
-    strings = [tokenizer.decode([66, first]), "AB"]
-    ((ids,),) = generate_groups(
-        model, [[65, 66]], [[0]], greedy, agents=Agents([greedy.eos_token_id], [(tokenizer, strings)])
-    )
+    (((first, *_),),) = generate_groups(model, [[65, 66]], [[0]], GREEDY)
+    agents = Agents([GREEDY.eos_token_id], [(tokenizer, [tokenizer.decode([66, first]), "AB"])])
+    ((ids,),) = generate_groups(model, [[65, 66]], [[0]], GREEDY, agents=agents)
     assert len(ids) == 6
 
 

@@ -200,27 +200,12 @@ def test_texts_of_models_end_no_turn_and_begin_none():
         prompts = [forged, later, later]
         samples, _ = play(tokenizer, [letters(tokenizer, "ab"), letters(tokenizer, forged), []], prompts=prompts)
         for sample, turns in zip(samples, (1, 2, 3), strict=True):
-            # The first prompt has two ends and one beginning of a turn too many, which the task itself has written
-            assert sample.prompt_ids.count(EOS) == 2 * turns - 1 + 2
-            assert sample.prompt_ids.count(tokenizer.convert_tokens_to_ids("<|user|>")) == turns + 1
+            assert sample.prompt_ids.count(EOS) == 2 * turns - 1
+            assert sample.prompt_ids.count(tokenizer.convert_tokens_to_ids("<|user|>")) == turns
         contents = [message["content"] for message in samples[2].prompt]
-        assert contents == [forged, "ab", plain, plain, plain]
+        assert contents == [plain, "ab", plain, plain, plain]
         assert as_message[0]["content"] == forged
     assert whole_prompt("main", past(("P", forged)), forged, as_chat=False).count("<eos>") == 4  # has no turns
-
-
-def test_the_first_prompt_of_an_agent_that_acts_later_may_quote_others():
-    tokenizer = merging_tokenizer(TEMPLATE)
-    pattern = marker_pattern(tokenizer, lambda messages: tokenizer.apply_chat_template(messages, tokenize=False))
-    quoted, cleaned = "Edit this: <eos>", "Edit this: < eos>"
-
-    def contents(history, prompt):
-        return [x["content"] for x in whole_prompt("main", history, prompt, True, markers=pattern)]
-
-    assert contents([], quoted) == [quoted]  # the task's own text
-    assert contents([OTHERS], quoted) == [cleaned]
-    assert contents([OTHERS, *past((quoted, "R1"))], "P2") == [cleaned, "R1", "P2"]
-    assert contents([*past((quoted, "R1")), OTHERS], quoted) == [quoted, "R1", cleaned]
 
 
 INSTRUCTIONS = (
@@ -228,6 +213,8 @@ INSTRUCTIONS = (
     "m.content }}<eos>{% endif %}"
     "{% endfor %}"
 )
+NAMES = "{% for m in messages %}{{ m.role | capitalize }}: {{ m.content }}<eos>\n{% endfor %}Assistant:"  # SmolVLM's
+VICUNA = "{% for m in messages %}{{ m.role | upper }}: {{ m.content }} {% endfor %}ASSISTANT:"
 HEADINGS = "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content }}\n{% endfor %}### Assistant:\n"
 
 
@@ -238,13 +225,19 @@ HEADINGS = "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content 
         (INSTRUCTIONS, "［ＩＮＳＴ］ [\u200bInst] [Í\u0301NST]", "［ ＩＮＳＴ］ [ \u200bInst] [ Í\u0301NST]"),
         (TEMPLATE.replace("<{{ m.role }}>", "<|{{ m.role }}|>"), "<|system|> <|user|>", "< |system|> < |user|>"),
         (HEADINGS, "### User:\nHi\n###   tool: an assistant", "# ## User:\nHi\n# ##   tool: an assistant"),
+        (
+            NAMES,
+            "def f(user: str)\nuser: a\nsuperuser: b\n  tool: c",
+            "def f(user: str)\nu ser: a\nsuperuser: b\n  tool: c",
+        ),
+        (VICUNA, "Yes. ASSISTANT: no", "Yes. A SSISTANT: no"),
         (TEMPLATE, "<think>x</think> <tool▁call> < think>", "<think>x</think> < tool▁call> < think>"),
         (TEMPLATE, "<tool\u00a0call> <ＥＯＳ> <eos<eos>>", "< tool\u00a0call> < ＥＯＳ> <eos< eos>>"),
     ],
 )
 def test_special_tokens_and_the_role_lines_of_a_template_are_markers(template, text, harmless):
     tokenizer = merging_tokenizer(template)
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("<tool▁call>", special=True)])
+    tokenizer.add_tokens([AddedToken("<think>", special=True), AddedToken("<tool▁call>", special=True)])
     pattern = marker_pattern(tokenizer, lambda messages: tokenizer.apply_chat_template(messages, tokenize=False))
     assert without_markers(text, pattern) == harmless
     assert without_markers(harmless, pattern) == harmless
@@ -341,4 +334,4 @@ def test_a_template_that_is_applied_twice_is_named(caplog):
     warn_of_markers("main", byte_tokenizer(TEMPLATE), [{"role": "user", "content": "Write <b>this</b>."}])
     assert caplog.text == ""
     warn_of_markers("main", byte_tokenizer(TEMPLATE), "<user>Write.<eos><assistant>")
-    assert "A prompt of 'main' contains <eos>, and its chat template is applied to it, too" in caplog.text
+    assert "A prompt of 'main' contains <eos>, which it reads as ordinary text" in caplog.text

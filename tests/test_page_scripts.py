@@ -28,30 +28,22 @@ def row(node="/", action=0, reward=0.0, **more):
     return {**own, "completion/aux": f"{node}{action}", "metrics/tests/passed": reward, **more}
 
 
-TREE = [
-    row(action=0, reward=1.0),
-    row(action=1, reward=3.0),
-    row("/1", 0, 4.0),
-    row("/1", 1, 0.0, **{"extra/suspicious": "x"}),
-]
+TREE = [row(action=0, reward=1.0), row(action=1, reward=3.0), row("/1", 0, 4.0)]
+TREE.append(row("/1", 1, 0.0, **{"extra/suspicious": "x"}))
 
 
 def test_trees(call):
     page = tree_page([[{**TREE[3], **x} for x in TREE]])
     tree = call(
-        "page => { const tree = treeOf(page.trees[0], page.columns); return {low: tree.low, high: tree.high, "
-        "value: tree.value, "
-        "id: tree.id, nodes: tree.nodes.map(node => [node.key, node.turn, page.texts[node.prompts.aux], "
+        "page => { const tree = treeOf(page.trees[0], page.columns); return {own: [tree.low, tree.high, tree.value, "
+        "tree.id], nodes: tree.nodes.map(node => [node.key, node.turn, page.texts[node.prompts.aux], "
         "node.actions.length]), "
         "next: tree.actions.map(action => child(action)?.key ?? null), before: actionBefore(tree.nodes[1]).action, "
         "passed: tree.actions.map(action => action.metrics['tests/passed'])} }",
         page,
     )
     assert tree == {
-        "low": 0,
-        "high": 4,
-        "value": 4,  # the mean return of the first turn
-        "id": "train-1-0-0",
+        "own": [0, 4, 4, "train-1-0-0"],  # the value is the mean return of the first turn
         "nodes": [["/", 1, "p/", 2], ["/1", 2, "p/1", 2]],
         "next": [None, "/1", None, None],
         "before": 1,
@@ -91,13 +83,9 @@ def test_episodes_are_trees_of_their_own(call):
 )
 def test_filters(call, wanted, expected):
     page = tree_page([[{"extra/suspicious": None, **x} for x in TREE]])
-    script = (
-        "(page, wanted) => treeOf(page.trees[0], page.columns).actions.flatMap((action, k) => fits(action, "
-        "wanted) ? [k] : [])"
-    )
-    assert (
-        call(script, page, {"low": "", "high": "", "turn": "", "item": "", "suspicious": False, **wanted}) == expected
-    )
+    script = "(page, wanted) => treeOf(page.trees[0], page.columns).actions.map(action => fits(action, wanted))"
+    fits = call(script, page, {"low": "", "high": "", "turn": "", "item": "", "suspicious": False, **wanted})
+    assert [k for k, fitting in enumerate(fits) if fitting] == expected
 
 
 @pytest.mark.parametrize("siblings", [4, 9])
@@ -110,9 +98,7 @@ def test_no_two_squares_of_a_drawing_overlap(call, siblings):
         page,
     )
     for k, (x, y, turn) in enumerate(squares):
-        assert (
-            0 <= x and x + drawing["size"] <= drawing["width"] and 0 <= y and y + drawing["size"] <= drawing["height"]
-        )
+        assert 0 <= x <= drawing["width"] - drawing["size"] and 0 <= y <= drawing["height"] - drawing["size"]
         assert drawing["left"][turn] <= x
         for other_x, other_y, _ in squares[:k]:
             assert max(abs(x - other_x), abs(y - other_y)) >= drawing["size"]
@@ -148,10 +134,8 @@ def test_charts(call):
     assert charts[0]["also"] == ["reward"] and call("charts => mainChart(charts).title", charts) == "return"
     assert constant == [["beta", "0.5"]]
     two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
-    assert [(line["label"], line["mean"]) for line in two[0]["lines"]] == [
-        ("team", [0, 1, None]),
-        ("single", [None, 7, 8]),
-    ]
+    lines = [(line["label"], line["mean"]) for line in two[0]["lines"]]
+    assert lines == [("team", [0, 1, None]), ("single", [None, 7, 8])]
 
 
 def test_smoothing_and_numbers(call):
@@ -166,17 +150,10 @@ def test_python_has_colours(call):
     text = "@cache\ndef aux(x2):\n    return print(x2, 3.5e1, \"a # b\", '''c\n\"d''')  # in f(1)\nif_x = None"
     pieces = call("coloured", text)
     assert "".join(piece for _, piece in pieces) == text
-    assert [(kind, piece) for kind, piece in pieces if kind] == [
-        ("k", "def"),
-        ("f", "aux"),
-        ("k", "return"),
-        ("f", "print"),
-        ("n", "3.5e1"),
-        ("s", '"a # b"'),
-        ("s", "'''c\n\"d'''"),
-        ("c", "# in f(1)"),
-        ("k", "None"),
-    ]
+    found = [(kind, piece) for kind, piece in pieces if kind]
+    assert found[:5] == [("k", "def"), ("f", "aux"), ("k", "return"), ("f", "print"), ("n", "3.5e1")]
+    assert found[5:7] == [("s", '"a # b"'), ("s", "'''c\n\"d'''")]
+    assert found[7:] == [("c", "# in f(1)"), ("k", "None")]
     assert call("coloured", "Write a sentence (in English).") == [["", "Write a sentence (in English)."]]
 
 

@@ -40,15 +40,8 @@ class Letters(Environment):
 
 
 def grow(environment, items=({"id": 0},), num_generations=2, **settings):
-    settings = {"num_turns": 1, **settings}
-    return grow_trees(
-        list(items),
-        environment,
-        environment.sample,
-        environment.score,
-        num_generations=num_generations,
-        **settings,
-    )
+    settings = {"num_turns": 1, "num_generations": num_generations, **settings}
+    return grow_trees(list(items), environment, environment.sample, environment.score, **settings)
 
 
 def test_joint_actions():
@@ -59,7 +52,7 @@ def test_joint_actions():
 
 
 @pytest.mark.parametrize(("mode", "sizes"), [("align", [3, 6, 12]), ("cross", [3, 12, 48])])
-def test_tree_sizes_and_one_call_per_level(mode, sizes):
+def test_tree_sizes_and_one_call_per_turn(mode, sizes):
     environment = Letters()
     turns = grow(environment, [{"id": k} for k in range(3)], num_turns=3, joint_mode=mode)
     assert [len(nodes) for nodes in turns] == sizes

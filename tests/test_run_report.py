@@ -34,15 +34,8 @@ def environment_with(text):
 def run(tmp_path_factory):
     """A trainer after two steps of two turns with a trace, in an environment whose prompts are hostile."""
     folder = tmp_path_factory.mktemp("run") / "mine"
-    trainer = tiny_trainer(
-        folder,
-        environment=environment_with(HOSTILE),
-        max_steps=2,
-        num_turns=2,
-        num_generations=2,
-        trace_steps=1,
-        seed=7,
-    )
+    settings = {"max_steps": 2, "num_turns": 2, "num_generations": 2, "trace_steps": 1, "seed": 7}
+    trainer = tiny_trainer(folder, environment=environment_with(HOSTILE), **settings)
     trainer.train()
     return trainer, folder, read_page(folder / "report.html")
 
@@ -62,11 +55,8 @@ def test_the_page_has_the_numbers_of_the_run(run):
     assert facts["agents"].keys() == {"aux", "main"} and facts["dataset"].startswith("12 items")
     assert facts["settings"]["seed"] == 7 and facts["settings"]["num_turns"] == 2 and "beta" not in facts["settings"]
     assert not page["metrics"].keys() & {"step", "epoch", "train_runtime"}
-    assert json_values({"tokens": 1234567.5, "x": 1 / 3, "y": [math.nan]}) == {
-        "tokens": 1234567.5,
-        "x": 0.333333,
-        "y": [None],
-    }
+    shown = json_values({"tokens": 1234567.5, "x": 1 / 3, "y": [math.nan]})
+    assert shown == {"tokens": 1234567.5, "x": 0.333333, "y": [None]}
     assert (facts["env_step"], facts["num_tokens"]) == (logs[-1]["env_step"], logs[-1]["num_tokens"])
 
 
@@ -158,11 +148,8 @@ def test_runs_are_compared(tmp_path, capsys, monkeypatch, caplog):
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
     assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
     cli.main(["report", "runs/seed_1"])
-    assert read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"][1][1:] == [
-        "3.000",
-        "4.000 (step 2)",
-        "4.000",
-    ]
+    table = read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"]
+    assert table[1][1:] == ["3.000", "4.000 (step 2)", "4.000"]
     log = (tmp_path / "single" / "log.jsonl").read_text()
     (tmp_path / "single" / "log.jsonl").write_text('{"step":{"step": 1}\n' + log)  # the disk was full for a while
     cli.main(["report", "single"])

@@ -40,10 +40,8 @@ class Dialogue(Environment):
         return {role: f"{role} {len(history)}: " + "/".join(x for turn in history for x in turn.joint_action.values())}
 
     def score(self, items, joint_actions, histories):
-        return [
-            Outcome(len(h) + 10.0 * ("agent" in a), {"turn": float(len(h))}, info=len(h))
-            for a, h in zip(joint_actions, histories, strict=True)
-        ]
+        turns = [(len(h), "agent" in action) for action, h in zip(joint_actions, histories, strict=True)]
+        return [Outcome(turn + 10.0 * answers, {"turn": float(turn)}, info=turn) for turn, answers in turns]
 
 
 def user(item, prompt, history):
@@ -61,11 +59,7 @@ def test_a_dialogue_with_a_simulated_user():
 
     items = [{"id": 1, "rounds": 1}, {"id": 2, "rounds": 2}]
     turns = play_episodes(items, environment, sample, num_turns=3)
-    assert asked == [
-        {"agent": "agent 1: hello0"},
-        {"agent": "agent 1: hello0"},
-        {"agent": "agent 3: hello0/answer0/hello2"},
-    ]
+    assert asked == [{"agent": x} for x in ("agent 1: hello0", "agent 1: hello0", "agent 3: hello0/answer0/hello2")]
     assert [[node.rewards[0] for node in nodes] for nodes in turns] == [[11.0 + 2, 11.0 + 2], [13.0 + 4], []]
     assert turns[0][1].returns == [13.0 + 17.0]
     (first,), (second, third) = turns_of_episodes(turns)

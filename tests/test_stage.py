@@ -7,7 +7,7 @@ import pytest
 from accelerate import PartialState
 
 from trl_multiagent.folders import locked, replacing, unfinished_path
-from trl_multiagent.jobs.stage import MANIFEST, Stage, StageChanged
+from trl_multiagent.jobs.stage import MANIFEST, Stage
 
 
 SETTINGS = {"temperature": 1.0, "roles": ["aux", "main"], "weights": "a1", "number of processes": 1}
@@ -58,24 +58,24 @@ def test_a_kill_repeats_the_part_that_was_not_complete(tmp_path, kill_at):
 def test_work_with_other_settings_is_refused_by_one_line(tmp_path, change, problem):
     work(tmp_path)
     before = (tmp_path / MANIFEST).read_text()
-    with pytest.raises(StageChanged, match=f"^{tmp_path} holds another collection: {problem}") as raised:
+    with pytest.raises(ValueError, match=f"^{tmp_path} holds another collection: {problem}") as raised:
         work(tmp_path, settings={**SETTINGS, **change})
     assert "\n" not in str(raised.value) and (tmp_path / MANIFEST).read_text() == before
 
 
 def test_other_work_is_refused_and_free_settings_are_not_compared(tmp_path):
     work(tmp_path)
-    with pytest.raises(StageChanged, match="holds another evaluation: stage was collection, is evaluation"):
+    with pytest.raises(ValueError, match="holds another evaluation: stage was collection, is evaluation"):
         work(tmp_path, name="evaluation", advice="choose another `output_dir`")
     two = {**SETTINGS, "number of processes": 2}
     assert work(tmp_path, settings=two, free=["number of processes"]) == []
-    with pytest.raises(StageChanged, match="number of processes was 2, is 1"):  # what was free is recorded
+    with pytest.raises(ValueError, match="number of processes was 2, is 1"):  # what was free is recorded
         work(tmp_path)
 
 
 def test_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "settings.json").write_text("{}")
-    with pytest.raises(StageChanged, match="holds other files: choose another folder"):
+    with pytest.raises(ValueError, match="holds other files: choose another folder"):
         work(tmp_path)
     assert not (tmp_path / MANIFEST).exists()
     with pytest.raises(ValueError, match=r"settings\.json is a file: choose another folder"):

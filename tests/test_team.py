@@ -132,7 +132,13 @@ def test_a_team_of_adapters_and_full_models(tiny_model, tmp_path):
     assert all(x.requires_grad for x in team.policies["aux"].parameters())
     team.save_pretrained(tmp_path / "team")
     folders = [str(tmp_path / "team" / "agents" / role) for role in ("main", "aux")]
-    assert AgentTeam.from_pretrained(folders, ["main", "aux"]).adapted_roles == ("main",)
+    again = AgentTeam.from_pretrained(dict(zip(("main", "aux"), folders, strict=True)))
+    assert again.roles == ("main", "aux") and again.adapted_roles == ("main",)
+    assert again["aux"] == (again.policies["aux"], again.tokenizers["aux"])
+    with pytest.raises(KeyError, match="no role 'judge': its roles are main, aux"):
+        again["judge"]
+    with pytest.raises(ValueError, match="but the roles are"):
+        AgentTeam.from_pretrained({"main": folders[0]}, ["main", "aux"])
     with pytest.raises(ValueError, match="has a LoRA adapter, which is loaded: leave `peft_config` out"):
         AgentTeam.from_pretrained(folders, ["main", "aux"], config)
     assert AgentTeam.from_pretrained(folders, ["main", "aux"], {"aux": config}).form == "lora"
@@ -300,10 +306,7 @@ def test_collaborate_on_many_items():
         ({"temperature": -1}, "`temperature` is -1; it must be a number from 0"),
         ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
-        (
-            {"stop_strings": {"x": ["."]}},
-            "`stop_strings` is {'x': \\['.'\\]}; it must have lists of texts for aux, main",
-        ),
+        ({"stop_strings": {"x": ["."]}}, "is {'x': \\['.'\\]}; it must have lists of texts for aux, main"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
     ],
 )

@@ -196,12 +196,11 @@ def test_an_item_names_its_environment():
 
 def test_a_training_with_tools(tmp_path):
     """A guess is the number of characters before a vowel. Every reward is computed from the answers of the branch."""
-    environment = tool_workflow(
-        Guess,
-        "Guess! ",
-        results="{results}",
-        calls=lambda text: [{"name": "guess", "arguments": {"number": len(text)}}],
-    )
+
+    def calls(text):
+        return [{"name": "guess", "arguments": {"number": len(text)}}]
+
+    environment = tool_workflow(Guess, "Guess! ", results="{results}", calls=calls)
     items = Dataset.from_list([{"secret": 1 + k % 3, "limit": 9} for k in range(8)])
     settings = {"num_turns": 2, "items_per_device": 4, "stop_strings": {"agent": [*"aeiouAEIOU"]}, "temperature": 0.7}
     trainer = tiny_trainer(tmp_path, tiny_team(("agent",)), environment, train_dataset=items, **settings)

@@ -30,14 +30,11 @@ class Lengths(Environment):
         return {"aux": asked, "main": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]}
 
     def score(self, items, joint_actions, histories):
-        return [
-            Outcome(
-                len("".join(action.values())) + len(history) / 10,
-                {"parts/aux": float(len(action["aux"]))},
-                extra={"verdict": torch.tensor(1.0) if len(history) else "short"},
-            )
-            for action, history in zip(joint_actions, histories, strict=True)
-        ]
+        outcomes = []
+        for action, history in zip(joint_actions, histories, strict=True):
+            reward, metrics = sum(map(len, action.values())) + len(history) / 10, {"parts/aux": len(action["aux"])}
+            outcomes.append(Outcome(reward, metrics, extra={"verdict": torch.tensor(1.0) if history else "short"}))
+        return outcomes
 
 
 ROLES = ("aux", "main")
@@ -48,16 +45,9 @@ def grow(items=({"ask": "Go", "id": 7}, {"ask": "Stop"}), num_generations=2, tex
         texts = {"aux": [text * (g + 1) for g in range(number)], "main": ["y" * (2 - g % 2) for g in range(number)]}
         return {role: [Samples([1], [[1]] * number, texts[role]) for _ in nodes] for role in texts}
 
-    settings = {"num_turns": 2, "discount": 0.5, **settings}
+    settings = {"num_turns": 2, "discount": 0.5, "num_generations": num_generations, **settings}
     environment = Lengths()
-    return grow_trees(
-        list(items),
-        environment,
-        sample,
-        lambda x: judge_nodes(environment, x),
-        num_generations=num_generations,
-        **settings,
-    )
+    return grow_trees(list(items), environment, sample, lambda x: judge_nodes(environment, x), **settings)
 
 
 def advantages(turns, mode="mean", roles=("aux", "main")):
@@ -116,11 +106,8 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path):
     for of_process in files:
         of_process.flush()
     names = [path.name for path in trace_files(tmp_path / "trace")]
-    assert names == [
-        f"{first:08d}-{last:08d}_process{process}.parquet"
-        for first, last in ((5, 6), (7, 8), (9, 9))
-        for process in (0, 1)
-    ]
+    steps = ("00000005-00000006", "00000007-00000008", "00000009-00000009")
+    assert names == [f"{some}_process{process}.parquet" for some in steps for process in (0, 1)]
     assert sorted(path.name for path in (tmp_path / "trace").iterdir()) == sorted(names)
     trace = read_trace(tmp_path / "trace")
     expected = as_frame([row for step in range(5, 10) for k in (0, 1) for row in rows_of(step=step, process=k)])

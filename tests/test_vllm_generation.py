@@ -379,7 +379,7 @@ def test_ratios_outside_of_their_bounds_end_the_training(tmp_path, models):
 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_levels_at_which_a_role_does_not_act(tmp_path, models, mode):
+def test_turns_at_which_a_role_does_not_act(tmp_path, models, mode):
     """Its engine gets no prompts. A frozen agent that acts alone has no row in the update."""
     prompts = {"aux": "Task {x}, part aux:", "main": "Task {x}, {aux}, part main:"}
     environment = FunctionEnvironment(prompts, count_reward, order=[["aux"], ["main"]])

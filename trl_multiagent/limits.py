@@ -7,6 +7,7 @@ pydantic checks both, for YAML files and for arguments from Python.
 
 import contextlib
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -36,6 +37,7 @@ INHERITED: dict[str, dict[str, Any]] = {
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 # Replacements of words in pydantic's messages
+MAX_NAMES = 6  # in a message
 WORDS = {
     "Value error, ": "",
     "Input should ": "",
@@ -238,6 +240,9 @@ def _describe(error: ValidationError, value: Any) -> str:
     keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
     where = f" for {keys[0]!r}" if keys else ""
     text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
+    if len(names := re.findall(r"'([^']+)'", text)) > MAX_NAMES:
+        similar = difflib.get_close_matches(str(value), names, MAX_NAMES, cutoff=0.0)
+        text = f"be one of {len(names)} names, such as {', '.join(map(repr, similar))}"
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
     return f"is {short(first['input'])}{where}; it must {text}."

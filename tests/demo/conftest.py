@@ -16,23 +16,15 @@ def run_without_network(tmp_path_factory):
     def run(*arguments: str, **environment: str) -> tuple[subprocess.CompletedProcess, str]:
         log = tmp_path_factory.mktemp("network") / "log"
         guard = str(Path(__file__).parent / "no_network")
-        process = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=REPOSITORY,
-            env={
-                **os.environ,
-                "DS_ACCELERATOR": "cpu",  # DeepSpeed, which only the tests install, would print that it found no GPU
-                "PYTHONPATH": os.pathsep.join([guard, str(REPOSITORY)]),
-                "NETWORK_LOG": str(log),
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                "TRANSFORMERS_VERBOSITY": "warning",  # below it there is no progress bar
-                **environment,
-            },
-            capture_output=True,
-            text=True,
-            timeout=600,
+        variables = {"PYTHONPATH": os.pathsep.join([guard, str(REPOSITORY)]), "NETWORK_LOG": str(log)}
+        variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        variables["DS_ACCELERATOR"] = (
+            "cpu"  # DeepSpeed, which only the tests install, would print that it found no GPU
         )
+        variables["TRANSFORMERS_VERBOSITY"] = "warning"  # below it there is no progress bar
+        variables = {**os.environ, **variables, **environment}
+        options = {"cwd": REPOSITORY, "env": variables, "capture_output": True, "text": True, "timeout": 600}
+        process = subprocess.run([sys.executable, *arguments], **options)
         return process, log.read_text() if log.exists() else ""
 
     return run

@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 from accelerate import Accelerator
-from transformers import ProgressCallback
 
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.trainers.base.run_report import RewardProgressCallback
+from trl_multiagent.trainers.base.run_report import SHOWN, RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -27,16 +26,9 @@ class ScriptedTrainer:
     def __init__(self, output_dir):
         self.args = SimpleNamespace(output_dir=str(output_dir), disable_tqdm=False)
         self.state = SimpleNamespace(global_step=30)
-        self.callbacks = [ProgressCallback]
         self.conventions = [("A", "B")]
         self.accelerator = Accelerator()
         self.environment = SimpleNamespace(unwrapped=SimpleNamespace(sandbox=Sandbox()), answers=lambda action: action)
-
-    def remove_callback(self, callback):
-        self.callbacks.remove(callback)
-
-    def add_callback(self, callback):
-        self.callbacks.append(callback)
 
     def collaborate(self, items, num_episodes):
         turns = []
@@ -47,13 +39,8 @@ class ScriptedTrainer:
                 answers = {"aux": write_aux(problem, aux), "main": write_main(problem, main) + "# \x1b[2J\r"}
                 match = aux == main
                 paper, earned, passed = (4.0, 3.9, 1.0) if match else (1.0, 0.9, 0.25)
-                metrics = {
-                    "paper_reward": paper,
-                    "earned_reward": earned,
-                    "test_pass_rate": passed,
-                    "size_share": passed / 2.5,
-                }
-                outcome = Outcome(earned, metrics)
+                metrics = {"paper_reward": paper, "earned_reward": earned, "test_pass_rate": passed}
+                outcome = Outcome(earned, {**metrics, "size_share": passed / 2.5})
                 turns.append([Turn(demo_prompts(item), answers, outcome)])
         return turns
 
@@ -94,10 +81,8 @@ def test_sample_answer_and_width(shown):
     assert max(len(line) for line in text.splitlines()) <= 100
 
 
-def test_one_bar_replaces_the_lines_of_the_log(shown, capsys):
-    (callback,) = shown[1].callbacks
-    assert type(callback) is RewardProgressCallback
-    callback = RewardProgressCallback(["aux_usage"])
+def test_one_bar_replaces_the_lines_of_the_log(capsys):
+    callback = RewardProgressCallback({**SHOWN, "turn_1/aux_usage": "aux_usage"})
     args = SimpleNamespace()
     state = SimpleNamespace(is_world_process_zero=True, max_steps=2, global_step=1)
     callback.on_train_begin(args, state, None)

@@ -78,10 +78,9 @@ def in_order(prompts, order):
 
 
 def test_a_role_in_a_template_is_one_that_has_answered():
-    with pytest.raises(
-        ValueError, match=r"The prompt of `editor` has \{writer\}, but in `order` 'writer' never answers"
-    ):
-        in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor"], ["writer"]])
+    for order in ([["editor"], ["writer"]], None):
+        with pytest.raises(ValueError, match=r"The prompt of `editor` has \{writer\}, but 'writer' never answers"):
+            in_order({"editor": "Edit {writer}", "writer": "Write"}, order)
     later = in_order({"editor": "Edit {writer}", "writer": "Write"}, [["editor", "writer"], ["editor"]])
     assert later.prompts({}, [])["editor"] == "Edit "
     with pytest.raises(TaskError, match="'writer' is a column of the items and a role"):
@@ -138,6 +137,7 @@ RAISED = {
     "sys.exit()": (SystemExit(), "called sys.exit()."),
     "KeyError": (KeyError("no such column"), "raised KeyError: 'no such column'"),
     "a function for one agent": (KeyError(0), "raised KeyError: 0. A completion is a dict by role: `role_reward("),
+    "a function for texts": (TypeError("expected string, got 'dict'"), "A completion is a dict by role"),
     "CancelledError": (asyncio.CancelledError(), "raised CancelledError"),
     "another BaseException": (Stop("enough"), "raised Stop: enough"),
 }

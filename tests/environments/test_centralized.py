@@ -18,7 +18,7 @@ from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 
 from prepared import parse_recipe
-from tiny import Workflow, tiny_items
+from tiny import Workflow, tiny_items, tiny_task
 
 
 PROMPT = """You answer for the roles aux, main, who solve one task together.
@@ -178,13 +178,7 @@ def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):
 
 def test_preferences_are_about_the_whole_answer(tiny_model):
     argv = ["--model_name", tiny_model, "--output_dir", "run", *PAIRS.split(), "--collaboration_mode", "centralized"]
-    task = Task(
-        lambda settings: FunctionEnvironment(
-            {"aux": "Help with {x}:", "main": "Do {x}:"},
-            lambda completions, **columns: [float(len(seen.append(one) or seen) % 5) for one in completions],
-        ),
-        TASK.load_datasets,
-    )
+    task = tiny_task(6, reward=lambda completions, **_: [len(seen.append(one) or seen) % 5 for one in completions])
     run_recipe("madpo", task, argv, "run")
     results = json.loads(Path("run/results.json").read_text())
     assert results["collection"]["candidates_scored"] == 24 and Path("run/agents/team").is_dir()

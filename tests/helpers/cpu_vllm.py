@@ -91,14 +91,8 @@ class Server:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
-        command = [
-            sys.executable,
-            str(Path(__file__).with_name("cpu_vllm_server.py")),
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(port),
-        ]
+        command = [sys.executable, str(Path(__file__).with_name("cpu_vllm_server.py"))]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
         self.log = folder / f"{port}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -35,6 +35,7 @@ from process_group import end_process_group
 from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_environment, tiny_items
 
 
+EPISODES = {"branching": "episodes", "advantage_normalization": "role"}
 CASES = {
     "full": ("full", {"beta": 0.1}),
     "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
@@ -53,21 +54,13 @@ CASES = {
     "value heads": ("shared", {"critic_form": "head", "critic_value_head_hidden_dim": 8}),
     "central critic": ("full", {"num_iterations": 2}),
     "workflow": ("full", {"beta": 0.1, "num_iterations": 2, "num_generations": 2, "credit": "sibling"}),
-    "workflow in episodes": (
-        "lora",
-        {"branching": "episodes", "advantage_normalization": "role", "gradient_checkpointing": True},
-    ),
+    "workflow in episodes": ("lora", {**EPISODES, "gradient_checkpointing": True}),
     "workflow with critics": ("shared", {"critic_form": "head", "num_generations": 2, "gae_lambda": 0.95}),
 }
 
 
-ALGORITHMS = {  # of the cases with critics
-    "critics": (IACTrainer, IACConfig),
-    "adapters as critics": (IACTrainer, IACConfig),
-    "value heads": (IACTrainer, IACConfig),
-    "central critic": (MAACTrainer, MAACConfig),
-    "workflow with critics": (IACTrainer, IACConfig),
-}
+WITH_CRITICS = ("critics", "adapters as critics", "value heads", "workflow with critics")
+ALGORITHMS = {**dict.fromkeys(WITH_CRITICS, (IACTrainer, IACConfig)), "central critic": (MAACTrainer, MAACConfig)}
 
 # Where a step of each of two processes has several micro-batches. In one process, which has all items, every case has
 ACCUMULATED = ["full", "lora", "critics"]
@@ -114,13 +107,15 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     trainer_class, config_class = ALGORITHMS.get(case, (MAGRPOTrainer, MAGRPOConfig))
     if case in ALGORITHMS:
         settings = {"num_generations": 4, "discount": 0.7, "critic_learning_rate": 0.1, **settings}
-    common = {
-        "num_turns": 3 if case.startswith("workflow") else 2,
-        "early_termination_threshold": 0.12,
-        "max_steps": 2,
+    is_workflow = case.startswith("workflow")
+    common = {"num_turns": 3 if is_workflow else 2, "early_termination_threshold": 0.12, "max_steps": 2}
+    common |= {
         "optim": "sgd",
+        "learning_rate": 0.3,
+        "max_grad_norm": 1.0,
+        "per_device_eval_batch_size": 2,
+        "logging_first_step": True,
     }
-    common |= {"learning_rate": 0.3, "max_grad_norm": 1.0, "per_device_eval_batch_size": 2, "logging_first_step": True}
     common["per_device_train_batch_size"] = 20 if case in ACCUMULATED else 40
     common["logging_steps"] = 1 if case != "full" else 5  # not the last step
     # Before the team, which ZeRO-3 loads in parts
@@ -133,9 +128,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     else:
         team = AgentTeam.from_pretrained(str(teams / form))
     trainer_class = type("DeterministicTrainer", (Deterministic, trainer_class), {})
-    environment = (
-        Workflow(shared="credit" in settings) if case.startswith("workflow") else tiny_environment(team.roles)
-    )
+    environment = Workflow(shared="credit" in settings) if is_workflow else tiny_environment(team.roles)
     environment = living_workflow() if case == "workflow in episodes" else environment
     trainer = trainer_class(team, environment, args, tiny_items(12))
     if case in ALGORITHMS:

@@ -48,13 +48,8 @@ class Forked:
 
     def __init__(self):
         settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            env={**os.environ, **settings},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, __file__], env={**os.environ, **settings}, **pipes)
 
     def run(self, script, *arguments, processes=1, cwd=".", zero=None, environment=None) -> Finished:
         """

@@ -18,13 +18,9 @@ class HubClient:
     """Starts the process; call it with a snippet of code and values for the names in it."""
 
     def __init__(self, environment: dict[str, str]):
-        self.process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**environment, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-            text=True,
-        )
+        environment = {**environment, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen([sys.executable, __file__], env=environment, **pipes)
 
     def __call__(self, code: str, **names):
         print(json.dumps([code, names]), file=self.process.stdin, flush=True)

@@ -48,13 +48,8 @@ SETTINGS = {
     "plain": {"logging_steps": 3, "save_steps": 2, "save_total_limit": 1, "lr_scheduler_type": "linear"},
     "tree": {
         **{"num_turns": 2, "num_generations": 2, "early_termination_threshold": 0.12},
-        **{
-            "beta": 0.05,
-            "eval_strategy": "epoch",
-            "eval_dataset": tiny_items(3),
-            "eval_on_start": True,
-            "save_steps": 3,
-        },
+        **{"beta": 0.05, "eval_strategy": "epoch", "eval_dataset": tiny_items(3), "eval_on_start": True},
+        "save_steps": 3,
         **{"logging_strategy": "epoch", "log_completions": True, "num_completions_to_print": 1, "trace_steps": 2},
     },
     "chain": {

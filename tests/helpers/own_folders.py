@@ -13,21 +13,14 @@ os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
 from trl_multiagent import IACConfig, IACTrainer
 
 from process_group import end_process_group
-from tiny import tiny_items, tiny_trainer
+from tiny import EVALUATED, SAVED, tiny_items, tiny_trainer
 
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) / os.environ["RANK"]
     kinds = {"full": {}, "critics": {"trainer": IACTrainer, "config": IACConfig}}
-    make = partial(
-        tiny_trainer, folder, **kinds[sys.argv[2]], save_strategy="steps", save_steps=1, save_on_each_node=True
-    )
-    best = {
-        "eval_strategy": "steps",
-        "eval_steps": 1,
-        "eval_dataset": tiny_items(2),
-        "metric_for_best_model": "reward",
-    }
+    make = partial(tiny_trainer, folder, **kinds[sys.argv[2]], **SAVED, save_on_each_node=True)
+    best = {**EVALUATED, "eval_dataset": tiny_items(2), "metric_for_best_model": "reward"}
     make(max_steps=2, load_best_model_at_end=True, **best).train()
     trainer = make(max_steps=3)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))

@@ -18,19 +18,10 @@ def write_run(
 ) -> None:
     """Writes the files of a run whose log has these rewards, and was cut off in its last line."""
     folder.mkdir(parents=True, exist_ok=True)
-    facts: dict[str, Any] = {
-        "algorithm": "MAGRPO",
-        "seed": seed,
-        "settings": {"seed": seed, **settings},
-        "environment": "E",
-    }
+    facts: dict[str, Any] = {"algorithm": "MAGRPO", "seed": seed, "settings": {"seed": seed, **settings}}
+    facts |= {"environment": "E", "versions": {"python": "3"}}
     facts |= {"agents": dict.fromkeys(roles, "base"), "dataset": "8 items", "max_steps": 2, "finished": True}
-    facts |= {
-        "started": "2026-01-01T10:00:00+00:00",
-        "command": "train",
-        "machine": "1 process on CPU",
-        "versions": {"python": "3"},
-    }
+    facts |= {"started": "2026-01-01T10:00:00+00:00", "command": "train", "machine": "1 process on CPU"}
     (folder / "run.json").write_text(json.dumps(facts))
     logs = [{"step": k, "reward": reward} for k, reward in enumerate(rewards, start=1)]
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(log)}\n" for log in logs) + '{"step": 3, "rew')

@@ -7,21 +7,15 @@ import sys
 
 import torch
 
-from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.runs.run import run_recipe
 
 from process_group import end_process_group
-from tiny import count_reward, tiny_items
+from tiny import tiny_task
 
 
-TASK = Task(
-    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
-    lambda settings: (tiny_items(4), tiny_items(2)),
-)
-ARGUMENTS = (
-    "--preference_num_candidates 4 --max_completion_length 6 --disable_tqdm --report_to none --items_per_chunk 1 "
-)
-ARGUMENTS += "--logging_steps 1 --save_strategy no --optim sgd --learning_rate 0.1 --max_steps 2"
+TASK = tiny_task(4)
+ARGUMENTS = "--preference_num_candidates 4 --max_completion_length 6 --disable_tqdm --report_to none "
+ARGUMENTS += "--items_per_chunk 1 --logging_steps 1 --save_strategy no --optim sgd --learning_rate 0.1 --max_steps 2"
 MARLHF = "--items_per_device 2 --num_generations 2 --reward_learning_rate 0.1 --reward_eval_fraction 0"
 
 

@@ -8,18 +8,13 @@ import transformers
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
 
-from trl_multiagent import AgentTeam, Environment, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer, Outcome, workflow
+from trl_multiagent import AgentTeam, MAGRPOConfig, MAGRPOTrainer, Task, workflow
+from trl_multiagent.environments import Environment, FunctionEnvironment, Outcome
 
 
-def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
+def byte_tokenizer(chat_template: str | None = None) -> transformers.PreTrainedTokenizerFast:
     """One token per byte, and an end-of-sequence and a padding token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: k for k, character in enumerate(alphabet)}
@@ -27,7 +22,7 @@ def byte_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", padding_side="left"
     )
     fast.chat_template = chat_template
@@ -147,11 +142,9 @@ def team_of(form: str, roles=("aux", "main"), **changes) -> AgentTeam:
 
 def count_reward(completions, **columns) -> list[float]:
     """Rewards that differ between siblings and depend on every agent's text."""
-    return [
-        sum((1 + k) * text.count(letter) for k, text in enumerate(c.values()) for letter in "aeiou0123456789.,;%#!")
-        / 10
-        for c in completions
-    ]
+    letters = "aeiou0123456789.,;%#!"
+    texts = [[(k, text) for k, text in enumerate(c.values(), start=1)] for c in completions]
+    return [sum(k * text.count(letter) for k, text in one for letter in letters) / 10 for one in texts]
 
 
 def feedback(item, history):
@@ -228,6 +221,13 @@ class AsciiGame(Environment):
 def tiny_items(number: int = 12) -> Dataset:
     # Of different lengths, so that batches are padded
     return Dataset.from_dict({"x": [str(10**k % 997) * (1 + k % 3) for k in range(number)]})
+
+
+def tiny_task(number: int, held_out: int = 2, reward=count_reward) -> Task:
+    """A task for recipes with `number` items to train on."""
+    prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
+    datasets = tiny_items(number), tiny_items(held_out) if held_out else None
+    return Task(lambda settings: FunctionEnvironment(prompts, reward), lambda settings: datasets)
 
 
 PROBLEM = {"prompt": 'def f(x):\n    """Double x."""\n', "entry_point": "f"}

@@ -81,10 +81,10 @@ class NoMemory(MAGRPOTrainer):
         super().__init__(*args, **kwargs)
         sample = self.generator.sample
 
-        def fail(model, group, roles, level):
-            if RANK == 1 and "main" in roles and level.nodes["main"][0].history:
+        def fail(model, group, roles, turn):
+            if RANK == 1 and "main" in roles and turn.nodes["main"][0].history:
                 raise torch.OutOfMemoryError("no room for 7 tokens")
-            return sample(model, group, roles, level)
+            return sample(model, group, roles, turn)
 
         self.generator.sample = fail
 

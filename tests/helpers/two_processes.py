@@ -74,13 +74,8 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
 
 def update_on_samples(output: str, items_per_device: int):
     """Two updates on what the agents sample, and an evaluation whose last batch is not full."""
-    settings = {
-        "items_per_device": items_per_device,
-        "per_device_train_batch_size": 64,
-        "max_steps": 2,
-        "optim": "sgd",
-    }
-    settings |= {"num_turns": 2, "learning_rate": 0.5, "trace_steps": 1, "temperature": 1.0}
+    settings = {"items_per_device": items_per_device, "per_device_train_batch_size": 64, "optim": "sgd"}
+    settings |= {"max_steps": 2, "num_turns": 2, "learning_rate": 0.5, "trace_steps": 1, "temperature": 1.0}
     items = {"train_dataset": tiny_items(12), "eval_dataset": tiny_items(3), "num_generations_eval": 3}
     trainer = tiny_trainer(f"{output}/sampled", **items, per_device_eval_batch_size=items_per_device, **settings)
     trainer.train()

@@ -13,7 +13,6 @@ from datasets import Dataset, load_from_disk
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
-from trl_multiagent.jobs.stage import StageChanged
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.collection import seeded
 from trl_multiagent.preferences.rows import check_preferences
@@ -130,7 +129,7 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
     assert collect(folder, environment=nothing).to_list() == collected[0].to_list()
     with locked(folder, ""):  # by another program; what is complete is read
         collect(folder)
-    with pytest.raises(StageChanged, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
+    with pytest.raises(ValueError, match=r"another collection: temperature was 1.0, is 0.5\. Choose another folder"):
         collect(folder, temperature=0.5)
     other = tiny_team()
     with torch.no_grad():
@@ -286,12 +285,14 @@ def test_prompts_are_checked_before_anything_is_sampled(prompt, problem, tmp_pat
 
 
 def test_messages_with_other_keys_and_texts_in_between(tmp_path):
-    message = {"role": "user", "content": "Help:", "name": "bob"}
-    prompts = {"aux": lambda item: [message] if item["x"] == "1" else "Help:", "main": "Do {x}:"}
+    message = {"role": "user", "content": "Help <eos>:", "name": "bob"}
+    prompts = {"aux": lambda item: [message] if item["x"] == "1" else message["content"], "main": "Do {x}:"}
     environment = FunctionEnvironment(prompts, count_reward)
     team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     preferences = collect(tmp_path, team, environment)
-    assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {'[{"role": "user", "content": "Help:"}]'}
+    assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {
+        '[{"role": "user", "content": "Help < eos>:"}]'  # as the agent read it
+    }
 
 
 def test_arguments_that_do_not_fit(tmp_path):

@@ -3,19 +3,19 @@
 import contextlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from scripts import algorithm_of
 
-from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
-from tiny import count_reward, same_teams, tiny_items
+from tiny import count_reward, same_teams, tiny_items, tiny_task
 
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +35,11 @@ def reward(completions, **columns):
     return count_reward(completions, **columns)
 
 
-def make_environment(settings):
-    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, reward)
-
-
 def load_datasets(settings):
     return tiny_items(6), tiny_items(3) if settings.dataset.eval_split else None
 
 
-TASK = Task(make_environment, load_datasets)
+TASK = replace(tiny_task(6, reward=reward), load_datasets=load_datasets)
 
 
 @pytest.fixture(autouse=True)
@@ -214,12 +210,7 @@ def test_rounds(run, capsys):
 
 
 def test_a_collection_without_pairs_is_an_error(run, capsys):
-    task = Task(
-        lambda settings: FunctionEnvironment(
-            {"aux": "Help with {x}:", "main": "Do {x}:"}, lambda completions, **columns: [1.0 for _ in completions]
-        ),
-        load_datasets,
-    )
+    task = tiny_task(6, reward=lambda completions, **columns: [1.0 for _ in completions])
     with pytest.raises(SystemExit):
         run("madpo", "run", task=task)
     assert "run: error: The collection in run/_preferences has no pairs" in capsys.readouterr().err
@@ -230,8 +221,7 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
         scored.append(len(completions))
         return [1.0 for _ in completions] if len(scored) > 6 else count_reward(completions, **columns)
 
-    prompts = {"aux": "Help with {x}:", "main": "Do {x}:"}
-    task = Task(lambda settings: FunctionEnvironment(prompts, flat_later), load_datasets)
+    task = tiny_task(6, held_out=0, reward=flat_later)
     with pytest.raises(SystemExit):
         run("madpo_iter", "run", "--num_iterations", "2", task=task)
     assert "The team before this round is in run/_rounds/teams/round_1." in capsys.readouterr().err

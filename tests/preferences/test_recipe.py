@@ -2,19 +2,15 @@
 
 import pytest
 
-from trl_multiagent import FunctionEnvironment, Task, cli
+from trl_multiagent import cli
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.collection import make_config, run_collection
 from trl_multiagent.runs.run import read_settings
 
-from tiny import count_reward, tiny_items
+from tiny import tiny_task
 
 
-def make_environment(settings):
-    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward)
-
-
-TASK = Task(make_environment, lambda settings: (tiny_items(6), None))
+TASK = tiny_task(6, held_out=0)
 
 
 def parse(*argv):

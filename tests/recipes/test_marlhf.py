@@ -13,20 +13,17 @@ from pairs import pairs
 from scripts import run_script
 from transformers import AutoModelForSequenceClassification
 
-from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer, Task
+from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.rounds import RewardRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 
-from tiny import count_reward, same_teams, tiny_items
+from tiny import same_teams, tiny_task
 
 
 PEER_CONFIGS = Path(__file__).with_name("peer_configs")
-TASK = Task(
-    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
-    lambda settings: (tiny_items(6), tiny_items(2)),
-)
+TASK = tiny_task(6)
 SMALL = "--preference_num_candidates 4 --preference_num_items 4 --max_completion_length 6 --items_per_device 2 "
 SMALL += "--reward_train_batch_size 4 --reward_learning_rate 1e-3 --max_steps 2 --logging_steps 1 --disable_tqdm "
 SMALL += "--reward_eval_fraction 0.3 --dataset_test_split x"
@@ -185,7 +182,7 @@ def test_given_preferences_and_other_algorithms(finished, tmp_path, capsys):
     given += ["--reward_freeze_backbone", "--override", "marlhf.score_task_reward=false"]
     run_recipe("marlhf", TASK, [*argv, *given], "marlhf")
     assert not (tmp_path / "run" / "_preferences").exists() and (tmp_path / "run" / "team.json").is_file()
-    logs = capsys.readouterr().out
+    logs = (tmp_path / "run" / "log.jsonl").read_text()
     assert "turn_1/rewards/model" in logs and "turn_1/rewards/task" not in logs
 
 

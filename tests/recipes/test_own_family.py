@@ -32,7 +32,8 @@ def arguments(tiny_model, tmp_path):
 def test_it_trains(forked, arguments, tmp_path):
     done = forked.run(SCRIPT, *arguments, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
-    assert "rewards/shared_letters" in done.stdout and f"Saved team       {tmp_path}/run" in done.stdout
+    assert "rewards/shared_letters" in (tmp_path / "run" / "log.jsonl").read_text()
+    assert f"Saved team       {tmp_path}/run" in done.stdout
     assert AgentTeam.from_pretrained(str(tmp_path / "run")).roles == ("poet", "critic")
     poem = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["poem"]
     assert poem == {"letters": "aeo", "style": "ornate"}

@@ -133,14 +133,10 @@ def test_a_bug_in_a_task_keeps_its_traceback(module, algorithm, function, error)
 @pytest.mark.parametrize("function", ["make_environment", "short"])
 def test_a_library_that_is_missing_is_one_line(module, config, capsys, function):
     """At the start, and in the middle of a run."""
-    text = Path(f"{module}.py").read_text()
-    text = text.replace(
-        '    return [float(len(c["poet"])', '    import nowhere_at_all\n    return [float(len(c["poet"])'
-    )
-    Path(f"{module}.py").write_text(
-        f"{text}\nimport dataclasses\ndef late(settings):\n    import nowhere_at_all\nLATE = "
-        "dataclasses.replace(TASK, make_environment=late)\n"
-    )
+    missing, returned = "    import nowhere_at_all\n", '    return [float(len(c["poet"])'
+    text = Path(f"{module}.py").read_text().replace(returned, missing + returned)
+    late = f"def late(settings):\n{missing}LATE = dataclasses.replace(TASK, make_environment=late)\n"
+    Path(f"{module}.py").write_text(f"{text}\nimport dataclasses\n{late}")
     argv = ["--config", config()] if function == "short" else ["--task", f"{module}:LATE", "--model_name", "m"]
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "magrpo", *argv, *SMALL])
@@ -167,7 +163,8 @@ def test_three_roles_and_an_async_judge_train_from_one_file(config, script, fork
     assert parse_recipe("magrpo", cli.TASKS, ["--config", path]).num_agents == 3
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
-    assert "turn_2/rewards/judge" in done.stdout and "rewards/short" in done.stdout
+    log = (tmp_path / "run" / "log.jsonl").read_text()
+    assert "turn_2/rewards/judge" in log and "rewards/short" in log and "step 2 of 2: reward" in done.stdout
     assert AgentTeam.from_pretrained("run").roles == ("poet", "critic", "judge")
 
 

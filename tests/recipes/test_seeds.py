@@ -118,12 +118,8 @@ def test_reproduce(capsys):
     assert status == 0 and [call[0] for call in calls] == ["train", "train", "evaluate", "report"]
     assert ["--max_steps", "3"] == calls[1][calls[1].index("--max_steps") :][:2]
     teams = [f"{folder}/seed_0", f"{folder}/seed_2"]
-    assert calls[2] == [
-        "evaluate",
-        *teams,
-        *"--num_episodes 1 --ablate messages --output_dir".split(),
-        f"{folder}/evaluation",
-    ]
+    flags = "--num_episodes 1 --ablate messages --output_dir".split()
+    assert calls[2] == ["evaluate", *teams, *flags, f"{folder}/evaluation"]
     assert calls[3] == ["report", folder]
     assert re.search(r"best team without messages, exact +0\.25", capsys.readouterr().out)
     assert run("reproduce", "neded")[0] == 2

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pairs import pairs
 
-from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, ending_later
 from trl_multiagent.runs.collection import run_collection
 from trl_multiagent.runs.run import run_recipe
@@ -18,7 +17,7 @@ from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
-from tiny import count_reward, flip, same_teams, tiny_items
+from tiny import count_reward, flip, same_teams, tiny_task
 
 
 SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
@@ -26,10 +25,7 @@ SAVING = ["--save_strategy", "steps", "--save_steps", "100"]
 ROLLOUTS = [*SMALL, "--max_steps", "4", "--items_per_device", "2", "--learning_rate", "1e-2"]
 PAIRS = [*SMALL, "--preference_num_candidates", "4", "--per_device_train_batch_size", "4", "--num_train_epochs", "1"]
 PAIRS += ["--preference_pairs_per_sample", "2", "--eval_strategy", "no", "--learning_rate", "1e-2"]
-TASK = Task(
-    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
-    lambda settings: (tiny_items(6), None),
-)
+TASK = tiny_task(6, held_out=0)
 
 
 @pytest.fixture(autouse=True)
@@ -72,11 +68,10 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch, capsys):
     run("whole", *SAVING, "--resume_from_checkpoint", "auto")  # there is none yet
     monkeypatch.setenv(COMMAND_VARIABLE, "trl-multiagent train magrpo --config x.yaml")
     line = signalled(signal.SIGTERM, MAGRPOTrainer, 2, run, "ended", *SAVING)
-    assert line == (
-        "run: ended by SIGTERM after step 2 of 4, which is saved. Go on with: trl-multiagent train magrpo "
-        "--config x.yaml "
-        "--resume_from_checkpoint ended/checkpoint-2"
+    assert line.startswith(
+        "run: ended by SIGTERM after step 2 of 4, which is saved. Go on with: trl-multiagent train "
     )
+    assert line.endswith(" train magrpo --config x.yaml --resume_from_checkpoint ended/checkpoint-2")
     assert not Path("ended/team.json").exists()
     capsys.readouterr()
     run("ended", *SAVING, "--dry_run")
@@ -136,7 +131,7 @@ def test_a_collection_ends_at_once_and_goes_on(tiny_model, monkeypatch, capsys):
 
     codes = []
     monkeypatch.setattr(os, "_exit", leave)
-    task = Task(lambda settings: FunctionEnvironment({"aux": "{x}:", "main": "{x}!"}, reward), TASK.load_datasets)
+    task = tiny_task(6, held_out=0, reward=reward)
     argv = ["--model_name", tiny_model, *PAIRS, "--items_per_chunk", "2"]
     with pytest.raises(KeyboardInterrupt):
         run_recipe("madpo", task, argv, "run")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from trl_multiagent import FunctionEnvironment, Task
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
@@ -19,7 +18,7 @@ from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import PROBLEM, byte_tokenizer, count_reward, tiny_items, tiny_llama, write_problems
+from tiny import PROBLEM, byte_tokenizer, tiny_llama, tiny_task, write_problems
 
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
@@ -86,7 +85,10 @@ magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`coll
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
-magrpo.optim=muonn 'adamw_torch'
+magrpo.optim=muon one of 41 names, such as
+magrpo.scale_rewards=group `advantage_normalization=True` divides
+magrpo.report_to=tensorbord some of azure_ml
+magrpo.deepspeed=ds.json section `magrpo`, `deepspeed: 'ds.json'`: Expected
 agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.name=./no/model.gguf there is no such file
 agent_model.gguf_file=model.gguf there is no such file in ./model
@@ -194,10 +196,7 @@ def random_settings(algorithm: str, sections: list[str], number: int) -> list[tu
     ]
 
 
-TINY = Task(
-    lambda settings: FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward),
-    lambda settings: (tiny_items(4), tiny_items(2)),
-)
+TINY = tiny_task(4)
 
 
 @pytest.mark.parametrize(
@@ -312,3 +311,10 @@ def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, ca
     line = capsys.readouterr().err.splitlines()[-1]
     assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
     assert "refuses its prompt: Conversation roles must alternate" in line
+
+
+def test_flags_of_other_programs_are_answered(folder, capsys):
+    Path("rewards.py").touch()
+    assert "--num_processes" in refusal(capsys, "--gpus", "2")
+    assert "is Python; it takes a YAML file" in refusal(capsys, "--config", "rewards.py")
+    assert "`num_generations` is 1" in refusal(capsys, "--magrpo.num_generations", "1")

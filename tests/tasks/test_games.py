@@ -253,7 +253,7 @@ def test_a_recipe_of_a_game(games, tmp_path, tiny_model, monkeypatch, name):
 
     monkeypatch.chdir(tmp_path)
     override = [f"agent_model.name={tiny_model}", "magrpo.max_steps=1", "magrpo.num_generations=2"]
-    cli.main(["train", "magrpo", "--config", name, "--override", *override, "output.base_dir=run"])
+    cli.main(["run", "magrpo", "--config", name, "--override", *override, "output.base_dir=run"])
     environment = hanabi.make_environment() if name == "hanabi" else getattr(nim, name)
     legal = (hanabi if name == "hanabi" else nim).random_legal
     items = [{"seed": k, "item_id": k, "stones": 2 + k % 9} for k in range(50)]

@@ -191,15 +191,11 @@ def test_a_quantized_base(tmp_path, bits, algorithm, form):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     tiny_llama(hidden_size=64, intermediate_size=128).save_pretrained(tmp_path / "base")
     byte_tokenizer().save_pretrained(tmp_path / "base")
-    quantization = (
-        BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="float32")
-        if bits == 4
-        else BitsAndBytesConfig(load_in_8bit=True)
-    )
+    four = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "float32"}
+    quantization = BitsAndBytesConfig(**four if bits == 4 else {"load_in_8bit": True})
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-    team = AgentTeam.from_pretrained(
-        str(tmp_path / "base"), ["aux", "main"], peft_config=config, quantization_config=quantization
-    )
+    base = str(tmp_path / "base")
+    team = AgentTeam.from_pretrained(base, ["aux", "main"], config, quantization_config=quantization)
     trainer = critic_trainer(tmp_path / "run", algorithm, form, team, gradient_checkpointing=bits == 4, **TREE)
     check_by_hand(trainer, 2)
     trainer.save_model()
@@ -227,12 +223,7 @@ ORDER = [["aux"], ["aux", "main"]]
     ],
 )
 def test_roles_that_do_not_act(tmp_path, algorithm, environment, settings):
-    settings = {
-        "items_per_device": 3,
-        "per_device_train_batch_size": 5,
-        **settings,
-        "num_turns": settings.get("num_turns", 3),
-    }
+    settings = {"num_turns": 3, "items_per_device": 3, "per_device_train_batch_size": 5, **settings}
     trainer = critic_trainer(tmp_path, algorithm, environment=environment, **settings)
     check_by_hand(trainer, trainer.args.completions_per_node)
 
@@ -395,14 +386,8 @@ def test_a_text_of_a_critic_beyond_learned_positions_is_refused(tmp_path):
 
 def test_a_critic_on_the_agents_base_has_nothing_of_the_agents(tmp_path):
     """Its adapter does nothing at first: it reads with the base, not with the agents' adapters or copied modules."""
-    trainer = tiny_trainer(
-        tmp_path,
-        team_of("lora and whole modules"),
-        trainer=IACTrainer,
-        config=IACConfig,
-        critic_form="adapter",
-        save_strategy="steps",
-    )
+    settings = {"trainer": IACTrainer, "config": IACConfig, "critic_form": "adapter", "save_strategy": "steps"}
+    trainer = tiny_trainer(tmp_path, team_of("lora and whole modules"), **settings)
     team, ids = trainer.team, torch.tensor([[80, 81, 82]])
     for head in team.critics.heads.values():
         head[-1].weight.data.normal_()

@@ -15,7 +15,7 @@ def node(prompt, *completions, logps=None):
     return Node({}, (), {"solo": ""}, {"solo": samples})
 
 
-LEVELS = [[node([1, 2, 3], [4, 5, 9], [6, 9])], [node([1], [7], [8, 9])]]
+TURNS = [[node([1, 2, 3], [4, 5, 9], [6, 9])], [node([1], [7], [8, 9])]]
 ADVANTAGES = [[{"solo": torch.tensor([0.5, -0.5])}], [{"solo": torch.tensor([0.0, 2.0])}]]
 
 
@@ -24,18 +24,14 @@ def tensors(rows, **settings):
 
 
 def test_rows_are_sorted_by_length_and_siblings_stay_together():
-    rows = collect_rows(LEVELS, ADVANTAGES)
-    assert [(row.turn, row.sibling, row.advantages["solo"]) for row in rows] == [
-        (1, 0, 0.0),
-        (1, 1, 2.0),
-        (0, 0, 0.5),
-        (0, 1, -0.5),
-    ]
+    rows = collect_rows(TURNS, ADVANTAGES)
+    found = [(row.turn, row.sibling, row.advantages["solo"]) for row in rows]
+    assert found == [(1, 0, 0.0), (1, 1, 2.0), (0, 0, 0.5), (0, 1, -0.5)]
     assert [row.num_tokens("solo") for row in rows] == [1, 2, 3, 2]
 
 
 def test_tensors_are_padded_on_both_sides():
-    batch = tensors(collect_rows(LEVELS, ADVANTAGES))
+    batch = tensors(collect_rows(TURNS, ADVANTAGES))
     assert batch.prompt_ids.tolist() == [[0, 0, 1], [0, 0, 1], [1, 2, 3], [1, 2, 3]]
     assert batch.prompt_mask.tolist() == [[0, 0, 1], [0, 0, 1], [1, 1, 1], [1, 1, 1]]
     assert batch.completion_ids.tolist() == [[7, 0, 0], [8, 9, 0], [4, 5, 9], [6, 9, 0]]
@@ -52,9 +48,9 @@ def test_no_rows_are_a_row_of_padding():
 
 
 def test_truncated_completions_can_be_masked():
-    batch = tensors(collect_rows(LEVELS, ADVANTAGES), mask_truncated=True)
+    batch = tensors(collect_rows(TURNS, ADVANTAGES), mask_truncated=True)
     assert batch.completion_mask.tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]
-    (masked,) = tensors(collect_rows(LEVELS, ADVANTAGES)[:1], mask_truncated=True).completion_ids.tolist()
+    (masked,) = tensors(collect_rows(TURNS, ADVANTAGES)[:1], mask_truncated=True).completion_ids.tolist()
     assert masked == [PAD]  # it costs nothing
 
 

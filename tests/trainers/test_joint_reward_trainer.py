@@ -14,6 +14,7 @@ from trl import RewardConfig, RewardTrainer
 from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
+from trl_multiagent.models.packing import run_ends
 from trl_multiagent.preferences.rows import text_columns
 from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
@@ -25,13 +26,9 @@ from tiny import byte_tokenizer, flip, tiny_classifier
 def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
     own = {name: arguments.pop(name) for name in ("eval_dataset", "peft_config", "roles") if name in arguments}
     dataset = arguments.pop("train_dataset", None)
-    return JointRewardTrainer(
-        tiny_classifier() if model is None else model,
-        pair_config(folder, JointRewardConfig, **arguments),
-        pairs(answered_by) if dataset is None else dataset,
-        processing_class=byte_tokenizer(),
-        **own,
-    )
+    dataset = pairs(answered_by) if dataset is None else dataset
+    args, model = pair_config(folder, JointRewardConfig, **arguments), tiny_classifier() if model is None else model
+    return JointRewardTrainer(model, args, dataset, processing_class=byte_tokenizer(), **own)
 
 
 def score(model, ids):
@@ -94,9 +91,31 @@ def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
     theirs = RewardTrainer(tiny_classifier(), args, train_dataset=texts, processing_class=tokenizer)
     theirs.train()
     losses = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (ours, theirs)]
-    assert losses[0] == losses[1] and len(set(losses[0])) == 3
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(set(losses[0])) == 3
     for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+        assert torch.allclose(one, other, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pad_token_id", [257, 256])  # one of its own, and that which ends the texts
+def test_pairs_share_their_prompts(tmp_path, pad_token_id):
+    trainer = reward_trainer(tmp_path, eval_fraction=0.0)
+    model = trainer.model
+    model.config.pad_token_id = pad_token_id
+    rows = [trainer.train_dataset[k] for k in range(3)]
+    batch = trainer.data_collator(rows)
+    assert batch["packed"]["input_ids"].numel() < 0.8 * batch["input_ids"].numel()
+    gradients = []
+    for own in (False, True):
+        model.zero_grad()
+        if own:
+            sequences = [row[name] for name in ("chosen_ids", "rejected_ids") for row in rows]
+            scores = torch.cat([model(torch.tensor([ids])).logits for ids in sequences])
+        else:
+            scores = run_ends(model, model.base_model, **batch["packed"]).logits
+        (scores.squeeze(-1) * torch.arange(6.0)).sum().backward()
+        gradients.append([scores.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("start", [2, 4])  # in the middle of an epoch and of a log's interval, and after the last step

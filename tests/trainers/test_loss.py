@@ -13,6 +13,7 @@ from trl_multiagent.trainers.base.loss import policy_loss
 
 
 LENGTHS = [5, 1, 3, 0]  # the last row is padding
+READ = ("loss_type", "importance_sampling_level", "beta", "max_completion_length")
 
 
 def random_rows() -> tuple[torch.Tensor, torch.Tensor, AgentTensors]:
@@ -32,13 +33,10 @@ def random_rows() -> tuple[torch.Tensor, torch.Tensor, AgentTensors]:
 def loss_of_trl(logps, entropy, rows, args, correction):
     """GRPOTrainer's own method, on an object that has what the method reads."""
     trainer = SimpleNamespace(
+        **{name: getattr(args, name) for name in READ},
         args=args,
-        loss_type=args.loss_type,
-        importance_sampling_level=args.importance_sampling_level,
-        beta=args.beta,
         epsilon_low=args.epsilon,
         epsilon_high=args.epsilon if args.epsilon_high is None else args.epsilon_high,
-        max_completion_length=args.max_completion_length,
         use_vllm=correction is not None,
         vllm_importance_sampling_correction=True,
         top_entropy_quantile=1.0,

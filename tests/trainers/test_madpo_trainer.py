@@ -70,16 +70,9 @@ def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
 
 
 def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
-    environment = tiny_environment()
-    trainer = train(
-        tmp_path,
-        environment=environment,
-        eval_dataset={"pairs": pairs(number=5), "items": tiny_items(3)},
-        eval_strategy="steps",
-        eval_steps=3,
-        max_completion_length=6,
-        num_turns=2,
-    )
+    settings = {"environment": tiny_environment(), "max_completion_length": 6, "num_turns": 2}
+    settings |= {"eval_dataset": {"pairs": pairs(number=5), "items": tiny_items(3)}}
+    trainer = train(tmp_path, eval_strategy="steps", eval_steps=3, **settings)
     (log,) = [entry for entry in trainer.state.log_history if "eval_pairs_loss" in entry]
     (played,) = [entry for entry in trainer.state.log_history if "eval_items_reward" in entry]
     assert 0.0 < log["eval_pairs_rewards/accuracies"] <= 1.0 and "eval_pairs_agents/aux/rewards/margins" in log
@@ -158,6 +151,15 @@ def test_preferences_of_another_form_than_the_prompts_are_reported(tmp_path, cap
         team = tiny_team(chat_template=template)
         pair_trainer(tmp_path, team, environment=tiny_environment(), use_chat_template=setting)
         assert sum("sees other prompts than the evaluation" in message for message in caplog.messages) == number
+
+
+def test_a_template_that_leaves_out_reasoning_is_reported(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    cuts = "{% for m in messages %}{{ m.content.split('o')[-1] }}<eos>{% endfor %}"
+    for template, number in ((cuts, 2), (cuts.replace(".split('o')[-1]", ""), 0)):
+        caplog.clear()
+        pair_trainer(tmp_path, tiny_team(chat_template=template), train_dataset=pairs(chat=True))
+        assert sum("changes its answers" in message for message in caplog.messages) == number
 
 
 def test_the_folder_of_the_preferences_stays_as_it_is(tmp_path, tiny_model):

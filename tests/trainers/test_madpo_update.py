@@ -85,6 +85,11 @@ TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</>{% endf
 TEMPLATE += "{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
+def texts_of_trl(rows):
+    names = ("prompt", "chosen", "rejected")
+    return rows.rename_columns(dict(zip(text_columns("solo"), names, strict=True))).select_columns([*names])
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_one_agent_equals_trl_s_dpo(tmp_path, case):
     """Three updates, their metrics, and an evaluation."""
@@ -92,19 +97,12 @@ def test_one_agent_equals_trl_s_dpo(tmp_path, case):
     settings = {"optim": "sgd", "learning_rate": 0.1, "beta": 0.2, **CASES[case]}
     settings["per_device_eval_batch_size"] = 12  # TRL takes means over batches
     rows = pairs(["solo"], chat=chat)
-    texts = rows.rename_columns(dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True)))
-    texts = texts.select_columns(["prompt", "chosen", "rejected"])
+    texts = texts_of_trl(rows)
     team = tiny_team(["solo"], TEMPLATE if chat else None)
     trainer = pair_trainer(tmp_path / "team", team, train_dataset=rows, eval_dataset=rows, **settings)
     model = tiny_llama()
-    single = DPOTrainer(
-        model,
-        tiny_llama(),
-        pair_config(tmp_path / "trl", DPOConfig, **settings),
-        train_dataset=texts,
-        eval_dataset=texts,
-        processing_class=byte_tokenizer(TEMPLATE if chat else None),
-    )
+    args, tokenizer = pair_config(tmp_path / "trl", DPOConfig, **settings), byte_tokenizer(TEMPLATE if chat else None)
+    single = DPOTrainer(model, tiny_llama(), args, None, texts, texts, processing_class=tokenizer)
     for each in (trainer, single):
         each.train()
         each.evaluate()
@@ -113,26 +111,19 @@ def test_one_agent_equals_trl_s_dpo(tmp_path, case):
     assert len(single.state.log_history) == 5
     for ours, theirs in zip(trainer.state.log_history, single.state.log_history, strict=True):
         names = [name for name in theirs if not name.endswith(("runtime", "per_second", "total_flos"))]
-        assert {name: ours[name] for name in names} == pytest.approx(
-            {name: theirs[name] for name in names}, rel=1e-3, abs=1e-5
-        )
+        expected = pytest.approx({name: theirs[name] for name in names}, rel=1e-3, abs=1e-5)
+        assert {name: ours[name] for name in names} == expected
 
 
 def test_one_mixture_of_experts_equals_trl_s_dpo(tmp_path):
     settings = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "router_aux_loss_coef": 0.7}
     rows = pairs(["solo"])
-    texts = rows.rename_columns(dict(zip(text_columns("solo"), ("prompt", "chosen", "rejected"), strict=True)))
     model, ours = tiny_experts("qwen3_moe"), tiny_team(["solo"])
     ours.models["solo"] = copy.deepcopy(model)
     ours = type(ours)({"solo": copy.deepcopy(model)}, ours.tokenizers)
     trainer = pair_trainer(tmp_path / "team", ours, train_dataset=rows, **settings)
-    single = DPOTrainer(
-        model,
-        copy.deepcopy(model),
-        pair_config(tmp_path / "trl", DPOConfig, **settings),
-        train_dataset=texts.select_columns(["prompt", "chosen", "rejected"]),
-        processing_class=byte_tokenizer(),
-    )
+    args, reference = pair_config(tmp_path / "trl", DPOConfig, **settings), copy.deepcopy(model)
+    single = DPOTrainer(model, reference, args, None, texts_of_trl(rows), processing_class=byte_tokenizer())
     for each in (trainer, single):
         each.train()
     for name, x in model.state_dict().items():

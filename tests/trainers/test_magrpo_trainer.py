@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from trl import RichProgressCallback
 
@@ -379,7 +379,7 @@ def test_trackers_get_a_group_per_agent(tmp_path, reports, monkeypatch):
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch, capsys, is_terminal):
+def test_one_bar_in_a_terminal_and_a_line_per_log_elsewhere(tmp_path, tiny_model, monkeypatch, capsys, is_terminal):
     class Passed(FunctionEnvironment):
         def score(self, items, *args):
             return [replace(outcome, metrics={"passed": 0.25}) for outcome in super().score(items, *args)]
@@ -393,8 +393,9 @@ def test_a_recipe_shows_one_bar_in_a_terminal(tmp_path, tiny_model, monkeypatch,
     output = capsys.readouterr()
     _, last, *_ = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     shown = "reward {reward:.2f}, return {return:.2f}, solved 0.25"
-    assert "loss" in last and ("'loss':" in output.out + output.err) != is_terminal
-    assert (shown.format(**last) in output.err) == is_terminal
+    assert "loss" in last and "'loss':" not in output.out + output.err
+    assert shown.format(**last) in (output.err if is_terminal else output.out)
+    assert ("Training" in output.err) == is_terminal and ("step 1 of 2: reward" in output.out) != is_terminal
 
 
 @pytest.mark.parametrize("where", ["reward", "loss"])
@@ -428,6 +429,8 @@ def test_an_empty_prompt(tmp_path):
     [
         ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
+        ({"train_dataset": DatasetDict(train=tiny_items(4))}, "got `DatasetDict`: choose a split"),
+        ({"eval_dataset": tiny_items(4).to_iterable_dataset()}, r"got `IterableDataset`: `Dataset.from_list\("),
     ],
 )
 def test_refusals(tmp_path, arguments, message):

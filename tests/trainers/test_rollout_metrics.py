@@ -55,7 +55,7 @@ def test_a_branch_that_the_environment_ends_counts_as_its_last_turn(monkeypatch)
     assert totals(HERE).totals["final_turn/reward"].mean == pytest.approx((3.0 + 0.5 + 0.5) / 3)
 
 
-def test_an_evaluation_has_no_metrics_of_sibling_sets():
+def test_an_evaluation_has_no_metrics_of_groups():
     names = totals(HERE, training=False).totals
     assert "reward" in names and not {"frac_reward_zero_std", "turn_1/early_terminated"} & names.keys()
 

@@ -119,20 +119,15 @@ def test_one_agent_equals_trl(tmp_path, architecture):
     assert trainer.state.log_history[0]["agents/solo/aux_loss"] == pytest.approx(log["aux_loss"], rel=1e-4)
 
 
+MIXED = {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")}
+
+
 @pytest.mark.parametrize(
     ("models", "settings", "message"),
     [
         ({"a": tiny_llama}, {"router_aux_loss_coef": 0.1}, "no trained agent is a mixture of experts"),
-        (
-            {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},
-            {"router_aux_loss_coef": 0.1, "frozen_agents": ["b"]},
-            "no trained agent is a mixture of experts",
-        ),
-        (
-            {"a": tiny_llama, "b": lambda: tiny_experts("mixtral")},
-            CHECKPOINTING["recomputed, reentrant"],
-            "The router loss of b has no gradient through reentrant checkpointing",
-        ),
+        (MIXED, {"router_aux_loss_coef": 0.1, "frozen_agents": ["b"]}, "no trained agent is a mixture of experts"),
+        (MIXED, CHECKPOINTING["recomputed, reentrant"], "of b has no gradient through reentrant checkpointing"),
     ],
 )
 def test_refusals(tmp_path, models, settings, message):

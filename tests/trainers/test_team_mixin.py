@@ -42,14 +42,8 @@ class TeamDPOTrainer(TeamTrainerMixin, DPOTrainer):
     def __init__(self, team, args, train_dataset):
         self._prepare_team(team, args)
         reference = team.frozen_copy()
-        super().__init__(
-            team,
-            reference,
-            args,
-            data_collator=Collator(team),
-            train_dataset=train_dataset,
-            processing_class=team.tokenizers[team.roles[0]],
-        )
+        tokenizer = team.tokenizers[team.roles[0]]
+        super().__init__(team, reference, args, Collator(team), train_dataset, processing_class=tokenizer)
         for policies in (team, reference):
             del policies.__dict__["forward"]
             for model in policies.base_models:
@@ -76,10 +70,8 @@ class TeamDPOTrainer(TeamTrainerMixin, DPOTrainer):
 
 class Collator:
     def __init__(self, team):
-        self.collators = {
-            role: DataCollatorForPreference(pad_token_id=tokenizer.pad_token_id)
-            for role, tokenizer in team.tokenizers.items()
-        }
+        tokenizers = team.tokenizers.items()
+        self.collators = {role: DataCollatorForPreference(tokenizer.pad_token_id) for role, tokenizer in tokenizers}
 
     def __call__(self, rows):
         return {role: collate([row[role] for row in rows]) for role, collate in self.collators.items()}

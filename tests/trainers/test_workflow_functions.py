@@ -238,7 +238,7 @@ def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, cap
         "magrpo: {max_steps: 1, max_completion_length: 4, items_per_device: 2, trace_steps: 1}\n"
         "output: {base_dir: runs}\n"
     )
-    train = ["train", "magrpo", "--config", "config.yaml", "--output_dir", "run", "--override"]
+    train = ["run", "magrpo", "--config", "config.yaml", "--output_dir", "run", "--override"]
     with pytest.raises(SystemExit):
         cli.main([*train, "magrpo.branching=tree", "--dry_run"])
     assert "`relay` lives in its episodes and cannot be replayed" in capfd.readouterr().err
@@ -307,6 +307,24 @@ def test_what_a_workflow_has_started_ends_with_its_episode(num_episodes):
     assert {*ended} == {0, 1, 2} and not asyncio.all_tasks(event_loop(os.getpid()))
 
 
+def test_a_workflow_that_stops_waiting_for_an_answer_is_paid():
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        try:
+            await asyncio.wait_for(agents.aux("Say:"), 0.01)
+        except TimeoutError:
+            return 0.5
+
+    inner = scripted(ANSWERS)
+
+    def slow(nodes, number):
+        time.sleep(0.1)
+        return inner(nodes, number)
+
+    ((node,), *_) = play(run, [{}], slow, num_episodes=1)
+    assert node.rewards == [0.5]
+
+
 def test_an_item_may_change_between_calls_outside_of_a_run():
     @workflow(roles=("aux",))
     async def run(item, agents):
@@ -351,6 +369,9 @@ def test_mistakes_get_a_sentence():
     async def forgets(agents):
         await agents.main(f"Hint: {agents.aux('a')}")
 
+    async def measures(agents):
+        return len(agents.main("a"))
+
     async def leaves(agents):
         await agents.aux("a")
         agents.main("b")
@@ -372,6 +393,8 @@ def test_mistakes_get_a_sentence():
         (ends, "SystemExit: 3"),
         (is_cancelled, "CancelledError"),
         (forgets, "without `await`"),
+        (measures, "'NotAwaited' has no len"),
+        (lambda agents: agents[5]("a"), "no role 5; the roles are aux, main"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
         (logs, "'reward_mean', which is logged anyway"),
@@ -417,6 +440,8 @@ def test_mistakes_get_a_sentence():
         play(broken, [{}], scripted(ANSWERS))
     with pytest.raises(TypeError, match=r"write `@workflow\(roles="):
         workflow(broken.run)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        workflow(roles=ROLES)(ends)
     with pytest.raises(TypeError, match="`async def`"):
         workflow(roles=ROLES)(lambda item, agents: 1.0)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):

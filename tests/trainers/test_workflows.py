@@ -94,26 +94,17 @@ def test_advantages_are_standardized_by_role(tmp_path):
 
 def test_what_does_not_act_costs_nothing(tmp_path):
     """No token is sampled for a role that does not act, and an agent that never acts does not move."""
-    found, trainer, _ = one_update(
-        tmp_path, tiny_team(("aux", "main", "idle")),
-        environment=Relay([("aux",), ("main",)], roles=("aux", "main", "idle")),
-        num_turns=2, num_generations=3, items_per_device=1, beta=0.1,
-    )  # fmt: skip
+    settings = {"num_turns": 2, "num_generations": 3, "items_per_device": 1, "beta": 0.1}
+    environment = Relay([("aux",), ("main",)], roles=("aux", "main", "idle"))
+    found, trainer, _ = one_update(tmp_path, tiny_team(environment.roles), environment=environment, **settings)
     sampled = [(turn, role) for turn, nodes in enumerate(trainer._turns) for node in nodes for role in node.samples]
     assert sampled == [(0, "aux"), *[(1, "main")] * 3]
     assert all(x.abs().sum() == 0 for name, x in found.items() if ".idle." in name)
-    tokens = [
-        ids for nodes in trainer._turns for node in nodes for x in node.samples.values() for ids in x.completion_ids
-    ]
-    assert trainer.generated_tokens == sum(map(len, tokens))
-    rows = {
-        role: sum(
-            int(batch.agents[role].completion_mask.any(dim=1).sum())
-            for batch in trainer._buffered_inputs
-            if batch.agents
-        )
-        for role in trainer.team.roles
-    }
+    samples = [x for nodes in trainer._turns for node in nodes for x in node.samples.values()]
+    assert trainer.generated_tokens == sum(len(ids) for x in samples for ids in x.completion_ids)
+    batches = [batch.agents for batch in trainer._buffered_inputs if batch.agents]
+    masks = {role: [agents[role].completion_mask for agents in batches] for role in trainer.team.roles}
+    rows = {role: sum(int(mask.any(dim=1).sum()) for mask in of_role) for role, of_role in masks.items()}
     assert rows == {"aux": 3, "main": 9, "idle": 0}
 
 
@@ -127,10 +118,7 @@ def test_what_does_not_act_costs_nothing(tmp_path):
         ({"advantage_normalization": "team"}, "advantage_normalization"),
         ({"stop_strings": {"x": ["."]}}, "must have lists of texts for aux, main"),
         ({"stop_strings": {"aux": "."}}, "`stop_strings` is '.' for 'aux'; it must be a valid list"),
-        (
-            {"generation_kwargs": {"stop_strings": ["."]}},
-            "`generation_kwargs` must not set 'stop_strings', which other arguments decide",
-        ),
+        ({"generation_kwargs": {"stop_strings": ["."]}}, "must not set 'stop_strings', which other arguments decide"),
     ],
 )
 def test_settings_that_contradict_each_other(tmp_path, settings, message):

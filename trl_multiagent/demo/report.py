@@ -19,7 +19,6 @@ from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.run_report import show_one_bar
 
 
 INPUTS = 3  # on which a function is tried
@@ -74,12 +73,10 @@ class DemoReport(TrainerCallback):
 
     def before(self, trainer: RolloutTrainer) -> None:
         """
-        Evaluates the untrained team, and replaces the trainer's log lines by one progress bar. All processes have to
-        call this.
+        Evaluates the untrained team. All processes have to call this.
         """
         self.trainer = trainer
         self.start = self.evaluate(trainer, "Held-out problems, before")
-        show_one_bar(trainer)
         self.started_at = perf_counter()
 
     def on_train_end(

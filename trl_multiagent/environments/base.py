@@ -60,15 +60,22 @@ def call_of(prompt: Prompt) -> AgentCall:
 
 
 class Reply(str):
-    """An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at its length limit."""
+    """
+    An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at its length limit. `message`:
+    the fields of its message in the agent's own history.
+    """
 
     full: str
     truncated: bool
+    message: dict[str, str]
 
     @classmethod
-    def of(cls, text: str, truncated: bool = False, full: str | None = None) -> "Reply":
+    def of(
+        cls, text: str, truncated: bool = False, full: str | None = None, message: dict[str, str] | None = None
+    ) -> "Reply":
         reply = cls(text)
         reply.full, reply.truncated = text if full is None else full, truncated
+        reply.message = message or {"content": text}
         return reply
 
 

@@ -110,8 +110,8 @@ class FunctionEnvironment(Environment):
         for role, template in prompts.items():
             if not (isinstance(template, str) or callable(template)):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
-            if self.order is not None and isinstance(template, str):
-                check_heard(role, template, self.order, self.roles)
+            if isinstance(template, str):
+                check_heard(role, template, self.order or [self.roles], self.roles)
         self.templates = prompts
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         if not functions:
@@ -295,7 +295,7 @@ def check_heard(role: str, template: str, order: Sequence[Sequence[str]], roles:
     for name in fields_of(template):
         if name in roles and name not in heard:
             raise ValueError(
-                f"The prompt of `{role}` has {{{name}}}, but in `order` {name!r} never answers before it."
+                f"The prompt of `{role}` has {{{name}}}, but {name!r} never answers before it: see `order`."
             )
 
 

@@ -108,7 +108,7 @@ class RewardModel:
         if isinstance(prompt, str):
             text = prompt + completion
         else:
-            messages = prompt + without_markers(completion, self._markers)
+            messages = without_markers(prompt + completion, self._markers)
             text = apply_chat_template({"messages": messages}, self.tokenizer)["text"]
         return self.tokenizer(text=text, add_special_tokens=False)["input_ids"]
 

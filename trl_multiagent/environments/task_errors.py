@@ -61,7 +61,8 @@ def task_code(name: str) -> Iterator[None]:
     except ImportError as error:
         raise UnavailableError(f"{name} needs a library that is missing: {describe(error)}") from error
     except BaseException as error:
-        is_of_trl = "reward" in name and isinstance(error, KeyError) and error.args == (0,)  # reads `completion[0]`
+        # A reward of TRL reads a completion as a text, or as a list of messages, `completion[0]`
+        is_of_trl = "reward" in name and (error.args == (0,) or "'dict'" in str(error))
         raise TaskError(f"{name} raised {describe(error)}{FOR_ONE_AGENT if is_of_trl else ''}") from error
 
 

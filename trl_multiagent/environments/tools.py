@@ -203,7 +203,7 @@ def tool_workflow(
             the item's column `prompt`. The tools are described in front of it, and what `reset` returns is added.
         role (`str`, *optional*, defaults to `"agent"`): The agent.
         results (`str`, *optional*): Template of the prompts with `{results}` of the calls. By default they are
-            messages of the role `tool`, for which a tokenizer needs a chat template.
+            messages of the role `tool`, or of the user, if the chat template does not take the former.
         calls (`Callable`, *optional*): See [`Tools`].
         settings: See [`WorkflowEnvironment`].
 

@@ -15,6 +15,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import inspect
 import math
 import os
 import signal
@@ -58,8 +59,8 @@ class OutOfTurns(Exception):
     """
 
 
-class Question(asyncio.Future):
-    """An agent's answer, which is there when it has been awaited."""
+class NotAwaited(asyncio.Future):
+    """An agent's answer, which is there when it has been awaited. Python's messages show the name of this class."""
 
     def __str__(self) -> str:
         raise TypeError("an agent was asked without `await`: its answer is not there yet.")
@@ -74,13 +75,14 @@ class Agents:
     def __init__(self, episode: "Episode", roles: Sequence[str]):
         self._episode, self._roles = episode, roles
 
-    def _check(self, role: str) -> str:
-        if role not in self._roles:
+    def _check(self, role: Any) -> str:
+        name = self._roles[role] if role in range(len(self._roles)) else role
+        if name not in self._roles:
             raise AttributeError(f"There is no role {role!r}; the roles are {', '.join(self._roles)}.")
-        return role
+        return name
 
     def __getitem__(self, role: str | int) -> Callable[..., Awaitable[str]]:
-        name = self._roles[role] if isinstance(role, int) else self._check(role)
+        name = self._check(role)
 
         def call(
             prompt: Prompt, *, stop: str | Sequence[str] = (), max_tokens: int | None = None, memory: bool = True
@@ -134,7 +136,7 @@ class Episode:
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
-        self.item, self.out_of_turns, self.num_refused = item, False, 0
+        self.item, self.out_of_turns, self.num_refused, self.is_over = item, False, 0, False
         self.ready = asyncio.Event()
         self.parts = set[asyncio.Task]()  # that the workflow has started beside itself, and that still run
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
@@ -146,7 +148,7 @@ class Episode:
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
             raise RuntimeError(f"{role!r} is asked twice in one turn: await its first answer, then ask again.")
-        future = Question()
+        future = NotAwaited()
         if self.out_of_turns:
             self.num_refused += 1
             if self.num_refused > MOST_REFUSED:
@@ -180,7 +182,8 @@ class Episode:
                 future.set_exception(OutOfTurns("The episode has used all its turns."))
 
     def earned(self) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
-        """Returns payments, metrics and notes since the last turn."""
+        """Returns payments, metrics and notes since the last turn. Nothing is earned after the end."""
+        self.is_over = self.task.done()
         since = self.paid, self.metrics, self.notes
         self.paid, self.metrics, self.notes = dict.fromkeys(self.paid, 0.0), {}, {}
         return since
@@ -225,6 +228,7 @@ class WorkflowEnvironment(Environment):
     ):
         if not asyncio.iscoroutinefunction(run):
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
+        inspect.signature(run).bind("item", "agents")
         if max_turns < 1 or (timeout is not None and timeout <= 0):
             raise ValueError("`max_turns` must be at least 1, and `timeout` above 0.")
         taken = [role for role in roles if hasattr(Agents, role)]
@@ -291,7 +295,7 @@ class WorkflowEnvironment(Environment):
                 if self._asked is not None:
                     for episode, item, history in zip(episodes, items, histories, strict=True):
                         self._check_replay(episode, self._asked.get(branch_of(item, history), episode.prompts))
-                over = [episode for episode in episodes if episode.task.done()]  # with answers that were altered
+                over = [episode for episode in episodes if episode.is_over]  # with answers that were altered
                 for episode, joint_action in zip(episodes, joint_actions, strict=True):
                     episode.answer(joint_action)
                 await self._settle(episodes)
@@ -380,7 +384,7 @@ class WorkflowEnvironment(Environment):
         """Runs until each episode waits for agents or has ended, and raises the first error."""
         try:
             await asyncio.wait_for(asyncio.gather(*(self._ready(episode) for episode in episodes)), self.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             late = next(episode for episode in episodes if not episode.ready.is_set())
             raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{late.line()}.") from None
         quiet, number = 0, -1
@@ -463,6 +467,8 @@ def branch_of(item: dict, history: History) -> tuple:
 def closing_at_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the program by an exception, which closes its episodes, unless it has a meaning already."""
     is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    # One of several processes may wait for the others, where Python calls no handler
+    is_free &= os.environ.get("WORLD_SIZE", "1") == "1"
     if not is_free or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -13,7 +13,6 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -28,9 +27,8 @@ from trl_multiagent.environments.base import (
     ask,
 )
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, render_chat
+from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, acting
 
 
@@ -76,12 +74,9 @@ class PipelineSampler(TeamSampler):
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
         samples: dict[str, list[Samples]] = {}
         for role in self.team.roles:
-            tokenizer, own = self.team.tokenizers[role], acting(role, nodes)
-            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if role in self.chat_roles else None
+            own = acting(role, nodes)
             for node in own if samples else ():
                 answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
-                if markers is not None:
-                    answers = {other: without_markers(text, markers) for other, text in answers.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples |= self.sample((role,), nodes, num_generations)

@@ -45,15 +45,15 @@ def describe_dataset(dataset: Dataset) -> str:
     return f"{len(dataset)} items with {columns}, digest {digest_of_rows(dataset)}"
 
 
-def digest_of_rows(dataset: Dataset, rows_at_once: int = 10_000) -> str:
+def digest_of_rows(dataset: Dataset) -> str:
     """
     Computes a digest of all values in a dataset and of their order, which does not depend on their source or storage
     format.
     """
     columns, arrow = sorted(dataset.column_names), dataset.with_format("arrow")
     digest = hashlib.sha256(json.dumps([len(dataset), columns]).encode())
-    for start in range(0, len(dataset), rows_at_once):
-        table = arrow[start : start + rows_at_once]
+    for start in range(0, len(dataset), 10_000):
+        table = arrow[start : start + 10_000]
         for name in columns:
             digest.update(json.dumps(table[name].to_pylist(), sort_keys=True, default=str).encode())
     return digest.hexdigest()[:16]

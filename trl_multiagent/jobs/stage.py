@@ -18,12 +18,6 @@ from trl_multiagent.jobs.distributed import check_agreement, fail_together
 MANIFEST = "stage.json"  # in the folder of a stage, written first
 
 
-class StageChanged(ValueError):
-    """
-    A folder holds work that cannot be resumed. The message, of one line, names the differences and says what to do.
-    """
-
-
 class Stage:
     """
     Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work
@@ -58,7 +52,7 @@ class Stage:
     def open(self) -> Iterator[None]:
         """
         Locks the folder, compares its manifest with this work, and writes the manifest. Parts can be saved within the
-        block. Raises [`StageChanged`] if the folder holds other work or files, and `ValueError` if another program is
+        block. Raises `ValueError` if the folder holds other work or files, or another program is
         writing to it, or the processes have different settings.
         """
         check_agreement(self.state, self.settings)
@@ -73,19 +67,19 @@ class Stage:
 
     def check(self) -> None:
         """
-        Compares the manifest in the folder with this work. Raises [`StageChanged`] if they differ, or there is no
+        Compares the manifest in the folder with this work. Raises `ValueError` if they differ, or there is no
         manifest.
         """
         path = self.folder / MANIFEST
         if not path.is_file():
-            raise StageChanged(f"{self.folder} holds other files: {self.advice}.")
+            raise ValueError(f"{self.folder} holds other files: {self.advice}.")
         saved = read_json(path)
         old, new = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
         changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in self.free]
         if changed:
             changes = [f"{name} was {old.get(name, 'not set')}, is {new.get(name, 'not set')}" for name in changed]
             advice = f"{self.advice[0].upper()}{self.advice[1:]}, or remove this one."
-            raise StageChanged(f"{self.folder} holds another {self.name}: {'; '.join(changes)}. {advice}")
+            raise ValueError(f"{self.folder} holds another {self.name}: {'; '.join(changes)}. {advice}")
 
     def begin(self) -> None:
         """Writes the manifest. Only the main process may call this, while it holds the lock of the folder."""

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from trl_multiagent.models.reasoning import BEGIN, CALL_TOKENS, END
+
 
 Text = TypeVar("Text", str, list[dict[str, Any]], str | list[dict[str, Any]])
 
@@ -24,6 +26,7 @@ CONTENT = "zqxj"  # no template writes it
 TURNS = [{"role": role, "content": CONTENT} for role in ("user", "assistant", "user")]
 WITH_SYSTEM = [{"role": role, "content": CONTENT} for role in ("system", "user")]
 ROLES = ("user", "assistant", "system", "tool")
+HARMLESS = {BEGIN, END, *CALL_TOKENS}  # begin and end no turn, even where they are special tokens
 WORD = re.compile(r"[^\W\d_]{3}")
 NAMES_A_ROLE = re.compile(rf"{'|'.join(ROLES)}|<.+>|\[.+\]", re.IGNORECASE)
 
@@ -34,40 +37,50 @@ def marker_pattern(
     """
     Returns a pattern for the spellings of a tokenizer's special tokens, and of the plain text that its chat template
     writes beside a message, such as `### User:` or `[INST]`. Single words do not count, and neither do other added
-    tokens, such as `<think>` or Gemma's `<b>`, which ordinary texts contain.
+    tokens, such as `<think>` or Gemma's `<b>`, which ordinary texts contain. A marker that begins with a word, such as
+    `User:`, counts at the start of a line, unless the template writes it in the line of a message.
 
     `render` applies the chat template to messages. The pattern matches where a marker begins in a folded text, see
     [`fold`].
     """
-    tokens = [x.content for x in tokenizer.added_tokens_decoder.values() if x.special]
+    tokens = [x.content for x in tokenizer.added_tokens_decoder.values() if x.special and x.content not in HARMLESS]
     separators = re.compile("|".join([f"({CONTENT})", "\n", "</?think>", *map(re.escape, tokens)]))
 
-    def beside_messages(messages: list[dict[str, str]]) -> list[str]:
-        parts = [part for part in separators.split(render(messages)) if part and part.strip()]
+    def beside_messages(text: str) -> list[str]:
+        parts = [part for part in separators.split(text) if part and part.strip()]
         return [y for x, y in [*pairwise(parts), *pairwise(parts[::-1])] if x == CONTENT]
 
-    lines = beside_messages(TURNS)
+    turns = render(TURNS)
+    lines = beside_messages(turns)
     with contextlib.suppress(TemplateError):  # many templates take no system message
-        lines += filter(NAMES_A_ROLE.search, beside_messages(WITH_SYSTEM))
+        lines += filter(NAMES_A_ROLE.search, beside_messages(render(WITH_SYSTEM)))
     tokens, lines = (["".join(map(fold, text)).strip() for text in texts] for texts in (tokens, lines))
     lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
     lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]
     markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
-    chosen = "|".join(re.escape(marker).replace(r"\ ", r"\ *") for marker in markers)
+    turns = "".join(map(fold, turns))
+
+    def places(marker: str) -> str:
+        """Returns a pattern for the places at which a marker counts."""
+        if not marker[0].isalnum():
+            return ""
+        return r"(?<!\S)" if re.search(rf"{CONTENT} *{re.escape(marker)}", turns) else "^"
+
+    chosen = "|".join(places(marker) + re.escape(marker).replace(r"\ ", r"\ *") for marker in markers)
     beginnings = "".join(re.escape(marker[0]) for marker in markers)
     # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never
     # matches
-    return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)")
+    return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)", re.MULTILINE)
 
 
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
     Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes
-    `▁`), and characters that are invisible, private or unknown.
+    `▁`) other than a new line, and characters that are invisible, private or unknown.
     """
     return "".join(
-        " " if x.isspace() or x == "▁" else x.casefold()
+        x if x == "\n" else " " if x.isspace() or x == "▁" else x.casefold()
         for x in unicodedata.normalize("NFKD", character)
         if x in "\t\n\r" or (unicodedata.category(x)[0] not in "CM" and x != "\ufffd")
     )

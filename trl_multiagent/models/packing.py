@@ -159,6 +159,15 @@ def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]
         capacity = min(int(1.2 * capacity) + 1, MAX_ROW_LENGTH)
 
 
+def mask_of(readers: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the mask of packed rows, which attention adds to its scores."""
+    first, last = readers.unbind(dim=-1)
+    # A token sees the tokens up to its position that are in the first sequence that contains it
+    query, key = first.unsqueeze(2), first.unsqueeze(1)
+    visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)[:, None]
+
+
 def run_scored(
     model: PreTrainedModel,
     places: torch.Tensor,
@@ -183,12 +192,7 @@ def run_scored(
         `ModelOutput`: `log_probs` and the head's other fields have the shape of `places`, and are 0 at padding.
     """
     if readers is not None:
-        (first, last), positions = readers.unbind(dim=-1), inputs["position_ids"]
-        # A token sees the tokens up to its position that are in the first sequence that contains it
-        query, key = first.unsqueeze(2), first.unsqueeze(1)
-        visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
-        mask = torch.zeros(visible.shape, dtype=model.dtype, device=visible.device).masked_fill(~visible, -torch.inf)
-        inputs["attention_mask"] = mask.unsqueeze(1)
+        inputs["attention_mask"] = mask_of(readers, inputs["position_ids"], model.dtype)
 
     def choose(backbone: torch.nn.Module, args: Any, outputs: Any) -> None:
         outputs.last_hidden_state = outputs.last_hidden_state.flatten(0, 1)[predicting][None]
@@ -199,3 +203,32 @@ def run_scored(
         if name in outputs:
             outputs[name] = outputs[name][0][places].masked_fill(places < 0, 0.0)
     return outputs
+
+
+def run_ends(
+    model: torch.nn.Module,
+    backbone: PreTrainedModel,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    readers: torch.Tensor,
+    ends: torch.Tensor,
+) -> ModelOutput:
+    """
+    Runs a sequence classifier on packed rows. Its head sees only the last token of each sequence.
+
+    Args:
+        model (`torch.nn.Module`): The classifier, perhaps wrapped.
+        backbone ([`~transformers.PreTrainedModel`]): The part of it below its head.
+        input_ids, position_ids, readers (`torch.Tensor`): Packed rows, see [`pack`].
+        ends (`torch.Tensor` of shape `(num_sequences,)`): The place of each last token in the flattened rows.
+    """
+
+    def read(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = mask_of(readers, position_ids, backbone.dtype)
+        return (input_ids,), {**kwargs, "attention_mask": mask, "position_ids": position_ids}
+
+    def choose(module: torch.nn.Module, args: Any, outputs: Any) -> None:
+        outputs.last_hidden_state = outputs.last_hidden_state.flatten(0, 1)[ends][:, None]
+
+    with backbone.register_forward_pre_hook(read, with_kwargs=True), backbone.register_forward_hook(choose):
+        return model(input_ids=ends[:, None], use_cache=False)  # the head looks for padding in these, and finds none

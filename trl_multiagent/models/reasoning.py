@@ -21,58 +21,87 @@ MESSAGE, STARTS = "<|message|>", "<|start|>"
 MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
+CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"}  # special in some tokenizers
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 
 
+KEY = "reasoning_content"  # of a message, in chat templates
+CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
+# Where tags are ordinary text
+QUOTED = (
+    r"""(?<!`)(?P<ticks>`{1,2})(?!`)[^`\n]+(?P=ticks)(?!`)|"[^"\n]*"|“[^”\n]*”"""
+    r"""|(?:(?<!\w)|\b[bfru]{1,2})'[^'\n]*'(?!\w)"""
+)
+CODE = r"```[^\n`]*\n(?:(?!```)[\s\S])*^[ \t]*```[ \t]*$"
+
+
 class CompletionReader:
-    """Reads the completions of a tokenizer's model: as texts, and the answers in them."""
+    """Reads the completions of a tokenizer's model: as texts, and the reasoning and the answers in them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        tokens, template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template)
+        tokens, self.template = tokenizer.added_tokens_decoder, str(tokenizer.chat_template)
         names = {token.content for token in tokens.values()}
-        self.tags = next(((x, y) for x, y in TAGS.items() if y in template or y in names), None)
-        self.has_messages = MESSAGE in template
-        shown = PARTS if self.has_messages else self.tags or ()
+        self.tags = next(((x, y) for x, y in TAGS.items() if y in self.template or y in names), None)
+        self.has_messages = MESSAGE in self.template
+        shown = {*CALL_TOKENS, *(PARTS if self.has_messages else self.tags or ())}
         self.hidden = {k for k, token in tokens.items() if token.special or token.content in HIDDEN}
         self.hidden |= {*tokenizer.all_special_ids}
         self.hidden -= {k for k, token in tokens.items() if token.content in shown}
 
     def texts(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns completions as text, without special tokens other than those of a reasoning."""
+        """Returns completions as text, without special tokens other than those of a reasoning or of a tool's call."""
         shown = [[token for token in ids if token not in self.hidden] for ids in completion_ids]
         return self.tokenizer.batch_decode(shown)
 
-    def answers(
+    def read(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[Sequence[int]], texts: Sequence[str]
-    ) -> list[str]:
+    ) -> list[tuple[str, str]]:
         """
-        Returns the answers in completions of one prompt. `texts`: the result of [`~CompletionReader.texts`].
+        Returns the reasoning and the answer in completions of one prompt. `texts`: the result of
+        [`~CompletionReader.texts`]. A reasoning without an end is left out, and its answer is empty.
 
-        - Messages: if the chat template has `<|message|>`, see [`last_message`].
+        - Messages: if the chat template has `<|message|>`, see [`last_message`]. The reasoning is left out.
         - Templates of responses: otherwise, if the tokenizer has a `response_template`, and its reasoning is not
           between `<think>` and `</think>`, the answer is what its `parse_response` calls content, and its calls of
           tools, in the form of Qwen.
-        - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`after_reasoning`], which
+        - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`split_reasoning`], which
           also reads what `parse_response` cannot.
         - Else it is the whole text.
         """
         if self.has_messages:
-            return [last_message(self.tokenizer.decode(ids)) for ids in completion_ids]
+            return [("", last_message(self.tokenizer.decode(ids))) for ids in completion_ids]
         begin, _ = self.tags or ("", "")
-        opened = bool(begin) and self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith(begin)  # as DeepSeek's does
+        opened = bool(begin) and self.tokenizer.decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
         if getattr(self.tokenizer, "response_template", None) is None or begin == BEGIN:
-            return [after_reasoning(text, opened, self.tags) if self.tags else text for text in texts]
-        prefix, answers = self.tokenizer.decode(prompt_ids), []
+            return [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
+        prefix, found = self.tokenizer.decode(prompt_ids), []
         for ids, text in zip(completion_ids, texts, strict=True):
             try:
                 parsed = self.tokenizer.parse_response(self.tokenizer.decode(ids), prefix=prefix)
             except ValueError:  # what a model writes need not be well formed, such as a call of a tool
-                answers.append(after_reasoning(text, opened, self.tags) if self.tags else "")
+                found.append(split_reasoning(text, opened, self.tags) if self.tags else ("", ""))
                 continue
             calls = [json.dumps(call["function"]) for call in parsed.get("tool_calls") or []]
-            answers.append((parsed.get("content") or "") + "".join(f"<tool_call>{x}</tool_call>" for x in calls))
-        return answers
+            answer = (parsed.get("content") or "") + "".join(f"<tool_call>{x}</tool_call>" for x in calls)
+            found.append((parsed.get(KEY) or "", answer))
+        return found
+
+    def message(self, text: str, reasoning: str, answer: str) -> dict[str, str]:
+        """
+        Returns the fields of a completion's message in its agent's own history. Most templates of reasoning models
+        read the reasoning from a field, others from the content. Of these, some cut the content at `</think>`, so
+        that one within the answer or the reasoning is written with a space.
+        """
+        if KEY in self.template:
+            return {"content": answer, KEY: reasoning}
+        if self.tags != (BEGIN, END) or not (reasoning or answer):
+            return {"content": answer}
+        if not CUTS.search(self.template):
+            return {"content": text}
+        before, end, gap = text.removesuffix(answer).rpartition(END)
+        before, answer = (x.replace(END, "< /think>") for x in (before, answer))
+        return {"content": f"{before}{end}{gap}{answer}"}
 
 
 def last_message(text: str) -> str:
@@ -88,14 +117,24 @@ def last_message(text: str) -> str:
     return ""
 
 
-def after_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BEGIN, END)) -> str:
+def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
     """
-    Returns the text after the last closing tag that does not stand in quotation marks. `opened`: whether the prompt
-    ends with the opening tag. A reasoning that begins a line and does not end has no answer.
+    Returns the reasoning in a text, and the answer: what follows the last closing tag that stands neither in quotation
+    marks nor, after the reasoning, in a block of code. `opened`: whether the prompt ends with the opening tag. A
+    reasoning that begins a line and does not end is left out, and has no answer.
     """
     begin, end = map(re.escape, tags)
-    ends = [match.end() for match in re.finditer(rf"(?<!['\"`]){end}", text)]
-    rest = text[ends[-1] :] if ends else text
-    if (opened and not ends) or re.search(rf"^\s*{begin}", rest, re.MULTILINE):
-        return ""
-    return rest.lstrip("\n") if ends else rest
+    inside = re.compile(f"{QUOTED}|(?P<end>{end})")
+    outside = re.compile(f"{CODE}|{QUOTED}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
+    place, last, is_open = 0, None, opened
+    while match := (inside if is_open else outside).search(text, place):
+        place = match.end()
+        if match["end"]:
+            last, is_open = match, False
+        elif not is_open and match["begin"]:
+            is_open = True
+    if is_open or last is None:
+        return "", "" if is_open else text
+    return re.sub(rf"^\s*(?:<\|channel>thought\n|{begin})", "", text[: last.start()]).strip("\n"), text[
+        last.end() :
+    ].lstrip("\n")

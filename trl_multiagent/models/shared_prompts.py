@@ -16,7 +16,8 @@ def can_continue_cache(model: PreTrainedModel) -> bool:
     Returns whether a model's cache holds plain keys and values, and whether the model accepts positions that skip
     padding.
     """
-    if not cast(Any, model)._supports_default_dynamic_cache() or not takes_positions(model):
+    supports = getattr(model, "_supports_default_dynamic_cache", None)  # a classifier does not say
+    if (supports is not None and not supports()) or not takes_positions(model):
         return False
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer) for layer in layers)

@@ -8,7 +8,6 @@ from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import Prompt, Reply, Turn, call_of
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
-from trl_multiagent.models.reasoning import END
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
@@ -37,14 +36,6 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
 def own_turns(role: str, history: Sequence[Turn]) -> list[Turn]:
     """Returns the past turns in which a role acted."""
     return [turn for turn in history if role in turn.prompts]
-
-
-def own_text(response: str) -> str:
-    """
-    Returns a past response as the agent's own chat template expects it: with its reasoning, if that is between tags,
-    which the template reads.
-    """
-    return response.full if isinstance(response, Reply) and END in response.full else response
 
 
 def remembered(role: str, node: Node) -> Sequence[Turn]:
@@ -76,7 +67,7 @@ def whole_prompt(
         everything.
         dropped (`int`, *optional*, defaults to `0`): Number of the oldest visible turns that are left out.
         markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of
-            models must not spell. These texts are the responses, and all prompts after the first.
+            models must not spell. By default, they are not looked for.
 
     Raises:
         ValueError: `as_chat` is False, but the environment returned chat messages.
@@ -84,14 +75,13 @@ def whole_prompt(
     own, parts = own_turns(role, history), []
     for turn, (shows_prompt, shows_response) in zip(own, options.shown(len(own), dropped), strict=True):
         past, response = turn.prompts[role], turn.joint_action[role]
-        if as_chat and shows_prompt:  # a message of the assistant
-            response = own_text(response)
+        message = response.message if isinstance(response, Reply) else {"content": response}
         if markers is not None:
-            # The prompts of the first turn are the task's own. Later prompts may quote texts of models
-            past = past if turn is history[0] else without_markers(past, markers)
-            response = without_markers(response, markers)
-        parts.append((past if shows_prompt else None, response if shows_response else None))
-    if markers is not None and history:
+            past, response = without_markers(past, markers), without_markers(response, markers)
+            message = {name: without_markers(text, markers) for name, text in message.items()}
+        answer = message if as_chat and shows_prompt else {"content": response}
+        parts.append((past if shows_prompt else None, answer if shows_response else None))
+    if markers is not None:
         prompt = without_markers(prompt, markers)
     if as_chat:
         return _chat(parts, prompt)
@@ -101,30 +91,30 @@ def whole_prompt(
             "return plain text, or use a tokenizer with a chat template."
         )
     shown = [
-        f"{EARLIER_ANSWER if past_prompt is None else past_prompt}{response or ''}"
-        for past_prompt, response in parts
-        if (past_prompt, response) != (None, None)
+        f"{EARLIER_ANSWER if past_prompt is None else past_prompt}{'' if answer is None else answer['content']}"
+        for past_prompt, answer in parts
+        if (past_prompt, answer) != (None, None)
     ]
     return "\n\n".join([*shown, prompt])
 
 
-def _chat(parts: list[tuple[Prompt | None, str | None]], prompt: Prompt) -> list[dict[str, str]]:
+def _chat(parts: list[tuple[Prompt | None, dict[str, str] | None]], prompt: Prompt) -> list[dict[str, str]]:
     """
     Joins the shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate.
     """
     messages: list[dict[str, str]] = []
     waiting: list[str] = []  # texts for the next message of the user
-    for past_prompt, response in parts:
+    for past_prompt, answer in parts:
         if past_prompt is not None:
             turn_messages = _after(waiting, past_prompt)
             waiting = []
-            if response is None and turn_messages[-1]["role"] == "user":
+            if answer is None and turn_messages[-1]["role"] == "user":
                 waiting = [turn_messages.pop()["content"]]
             messages += turn_messages
-            if response is not None:
-                messages.append({"role": "assistant", "content": response})
-        elif response is not None:
-            waiting.append(f"{EARLIER_ANSWER}{response}")
+            if answer is not None:
+                messages.append({"role": "assistant", **answer})
+        elif answer is not None:
+            waiting.append(f"{EARLIER_ANSWER}{answer['content']}")
     return messages + _after(waiting, prompt)
 
 
@@ -165,16 +155,11 @@ def tokenize_nodes(
         tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
         render (`Callable[[list[dict]], str]`): Applies the chat template to messages.
     """
-    markers = marker_pattern(tokenizer, render) if as_chat and any(node.history for node in nodes) else None
-
-    def clean(node: Node) -> Prompt:
-        """Returns the new prompt, which may quote texts of models unless it opens the episode."""
-        prompt = node.prompts[role]
-        return prompt if markers is None or not node.history else without_markers(prompt, markers)
+    markers = marker_pattern(tokenizer, render) if as_chat and nodes else None
 
     def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
         prompts = [
-            whole_prompt(role, remembered(role, node), clean(node), as_chat, options, dropped, markers)
+            whole_prompt(role, remembered(role, node), node.prompts[role], as_chat, options, dropped, markers)
             for node in chosen
         ]
         ids = tokenize(prompts) if prompts else []
@@ -193,7 +178,8 @@ def tokenize_nodes(
     if options.max_history_length is None:
         return whole
     later = [k for k, node in enumerate(nodes) if own_turns(role, remembered(role, node))]
-    alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat) for k in later]) if later else []
+    new = [whole_prompt(role, (), nodes[k].prompts[role], as_chat, markers=markers) for k in later]
+    alone = tokenize(new) if new else []
     room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
     dropped = 0
     while too_long := [k for k in later if len(whole[k].ids) > room[k]]:

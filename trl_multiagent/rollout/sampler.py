@@ -278,8 +278,10 @@ class TeamSampler:
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
                 made.truncated = [not made.is_finished(g, end_tokens) for g in range(len(texts))]
+                parts = reader.read(prompt.ids, sampled.ids, texts)
                 if self.team.reasoning[role] != "keep":
-                    made.answers = reader.answers(prompt.ids, sampled.ids, texts)
+                    made.answers = [answer for _, answer in parts]
+                made.messages = [reader.message(text, *x) for text, x in zip(texts, parts, strict=True)]
                 samples[role].append(made)
         return samples
 
@@ -333,8 +335,8 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
     markers = [token for token in tokenizer.all_special_tokens if any(token in text for text in texts)]
     if markers:
         logger.warning(
-            f"A prompt of {role!r} contains {', '.join(markers)}, and its chat template is applied to it, too: write "
-            "prompts without such tokens, or set `use_chat_template: false`."
+            f"A prompt of {role!r} contains {', '.join(markers)}, which it reads as ordinary text, because its chat "
+            "template is applied to it: write prompts without such tokens, or set `use_chat_template: false`."
         )
 
 
@@ -351,22 +353,29 @@ def cut_off(sampled: Completions, call: AgentCall, tokenizer: PreTrainedTokenize
 
 
 def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
-    """Returns the text of chat messages that [`tokenize_prompts`] tokenizes."""
-    if takes_parts(tokenizer.get_chat_template()):
+    """
+    Returns the text of chat messages that [`tokenize_prompts`] tokenizes. Some chat templates take contents as lists
+    of parts alone, as SmolVLM's does, refuse empty answers, as Ministral's does, or refuse or leave out the results of
+    tools, as Gemma's do: these become messages of the user.
+    """
+    template = tokenizer.get_chat_template()
+    asked, answered = ("user", ""), ("assistant", CONTENT)
+    if CONTENT not in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1):
+        messages = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
+    if not probe(template, asked, ("assistant", "")) and probe(template, asked, answered):
+        messages = [{**message, "content": message["content"] or " "} for message in messages]
+    if CONTENT not in (probe(template, ("user", CONTENT)) or CONTENT):  # it may demand other messages
         messages = prepare_multimodal_messages(messages)
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
 
 
 @lru_cache
-def takes_parts(template: str) -> bool:
-    """
-    Returns whether a chat template takes contents as lists of parts alone, as SmolVLM's does: it writes no text of
-    others.
-    """
-    message, rendered = [{"role": "user", "content": CONTENT}], [CONTENT]
-    with contextlib.suppress(TemplateError):  # it may demand other messages
-        rendered, _ = render_jinja_template([message], chat_template=template, bos_token="", eos_token="")
-    return CONTENT not in rendered[0]
+def probe(template: str, *messages: tuple[str, str]) -> str:
+    """Returns what a chat template makes of messages, each a role and a content. It is empty if it refuses them."""
+    chat = [{"role": role, "content": content} for role, content in messages]
+    with contextlib.suppress(TemplateError):
+        return render_jinja_template([chat], chat_template=template, bos_token="", eos_token="")[0][0]
+    return ""
 
 
 def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:

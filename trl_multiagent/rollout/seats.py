@@ -32,7 +32,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
-from trl_multiagent.models.reasoning import after_reasoning
+from trl_multiagent.models.reasoning import split_reasoning
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import derive_seed
@@ -303,7 +303,7 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Seque
             "continue: received answers are kept."
         )
     # A server without a parser of reasoning leaves it in the text
-    return [after_reasoning(answer.text) for answer in answers if isinstance(answer, Answer)]
+    return [split_reasoning(answer.text)[1] for answer in answers if isinstance(answer, Answer)]
 
 
 def training_step() -> int | None:

@@ -41,6 +41,8 @@ class Samples:
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
     truncated: list[bool] | None = None  # whether each completion was cut off at the limit of its length
     answers: list[str] | None = None  # the texts without their reasoning, see `models.reasoning`; `None`: the texts
+    # The fields of each completion's message in the agent's own history; `None`: the texts are the contents
+    messages: list[dict[str, str]] | None = None
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ended before the limit of its length."""
@@ -50,7 +52,8 @@ class Samples:
     def reply(self, g: int) -> Reply:
         """Returns completion g as everybody but its agent sees it."""
         answer = (self.texts if self.answers is None else self.answers)[g]
-        return Reply.of(answer, bool(self.truncated and self.truncated[g]), self.texts[g])
+        message = self.messages[g] if self.messages else None
+        return Reply.of(answer, bool(self.truncated and self.truncated[g]), self.texts[g], message)
 
 
 @dataclass

@@ -17,7 +17,6 @@ from trl_multiagent.runs.models import check_models, loading_arguments, make_env
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.training import show_progress
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.team.load import build
@@ -106,7 +105,6 @@ def train_reward_model(
     with stage.open():
         forget_engine()
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
-        show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         facts = {} if trainer.eval_dataset is None else trainer.report()
         trainer.save_model()

@@ -52,7 +52,7 @@ from trl_multiagent.runs.prepared import (
 )
 from trl_multiagent.runs.reward_model import checked_args, summary, train_reward_model
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.runs.training import save_results, set_up_wandb, show_progress, train_and_save, write_settings
+from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, by_path, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
@@ -252,7 +252,6 @@ class PreferenceRun:
             "candidates_scored": sum(x["candidates_scored"] for x in collections),
         }
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in facts.items()}))
-        show_progress(trainer)
         trainer.train(resume_from_checkpoint=checkpoint)
         evaluation = self.evaluate(trainer)
         counts = (

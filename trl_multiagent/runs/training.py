@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import writing
-from trl_multiagent.trainers.base.run_report import show_one_bar
 
 
 def train_on_rollouts(settings: Settings) -> None:
@@ -80,7 +78,6 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     with fail_together(trainer.accelerator):
         if trainer.is_world_process_zero():
             write_settings(run)
-    show_progress(trainer)
     if run.task.callbacks is not None:
         for callback in run.task.callbacks(run.task_settings, trainer):
             trainer.add_callback(callback)
@@ -124,13 +121,6 @@ def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
             if (source / name).is_file():
                 shutil.copy(source / name, target / name)
         rename_card(run.team_folder, str(target))
-
-
-def show_progress(trainer: Any) -> None:
-    """Replaces log entries in a terminal by one progress bar with the metrics that the environment watches."""
-    if sys.stderr.isatty():
-        environment = getattr(trainer, "environment", None)  # preferences and reward models may have none
-        show_one_bar(trainer, [] if environment is None else list(environment.unwrapped.watched_metrics))
 
 
 def set_up_wandb(wandb: Wandb) -> None:

@@ -390,7 +390,9 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
         given = settings.values[algorithm]
         is_named = any(f"`{name}" in problem for name in arguments)
-        texts = [] if is_named else [f"`{name}: {short(value)}`" for name, value in given.items() if name in names]
+        given = {name: value for name, value in given.items() if name in names}
+        likely = {name: value for name, value in given.items() if name in problem or str(value) in problem} or given
+        texts = [] if is_named else [f"`{name}: {short(value)}`" for name, value in likely.items()]
         raise ConfigError(f"section {', '.join([f'`{algorithm}`', *texts])}: {problem}") from error
 
 

@@ -23,13 +23,7 @@ from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.schema import (
-    TRL_FLAGS,
-    TRL_NAMES,
-    AgentModel,
-    Key,
-    known_settings,
-)
+from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, Key, known_settings
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -127,7 +121,7 @@ NO_EFFECT_KEYS = {
     "advantage_normalization "
     "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training "
     "agent_devices critic_devices "
-    "reference_devices reference_kl_devices preference_replay_dir comparator_devices "
+    "reference_devices reference_kl_devices preference_replay_dir log_reward_distribution comparator_devices "
     "comparator_centralized_agent_index "
     "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
     "comparator_api_response_field",
@@ -189,6 +183,8 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     """Reads the layer of the YAML file."""
     if path is None:
         return {}
+    if path.endswith(".py"):
+        raise ConfigError(f"--config {path} is Python; it takes a YAML file, whose setting `task` may name a module.")
     kinds = (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError)
     with config_errors(f"--config {path} is not valid YAML in UTF-8: ", kinds):
         layer = OmegaConf.to_container(OmegaConf.load(path))
@@ -215,8 +211,11 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
     for name, texts in flags.items():
         values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
         value = values if len(values) > 1 else values[0]
+        if name in ("gpus", "num_gpus", "nproc_per_node"):
+            raise ConfigError(f"--{name}: the number of processes, one per GPU, is --num_processes.")
         section = "agent_model" if name in agent_model else algorithm
-        set_once(layer, f"--{name}", TRL_FLAGS.get(name, f"{section}.{name}"), value)
+        path = name if "." in name else f"{section}.{name}"
+        set_once(layer, f"--{name}", TRL_FLAGS.get(name, path), value)
     return layer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Sandbox, SandboxError
 from trl_multiagent.code.sandbox.sandbox import TIERS
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, History, Prompt
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
 
@@ -66,6 +66,9 @@ class ProgramEnvironment(Environment):
     def __init__(self, sandbox: Sandbox | None, keep_suspicious: str | Path | None):
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
+
+    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+        return self.next_prompts([item], [history])[0]
 
     def resume_settings(self) -> dict[str, Any]:
         """

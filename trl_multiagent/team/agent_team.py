@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast, get_args, overload
 
 import torch
 from accelerate.utils import send_to_device
@@ -154,7 +154,7 @@ class AgentTeam(nn.Module):
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path | Sequence[str],
+        name: str | Path | Sequence[str] | Mapping[str, str],
         roles: Sequence[str] | None = None,
         peft_config: LoraConfig | Mapping[str, LoraConfig] | None = None,
         share_weights: bool = False,
@@ -168,9 +168,10 @@ class AgentTeam(nn.Module):
         Loads a team.
 
         Args:
-            name (`str`, `Path` or `list[str]`): A model id, folder or GGUF file that every agent starts from; a list
-                with one per role; or the id or folder of a team that [`~AgentTeam.save_pretrained`] wrote. The name of
-                a LoRA adapter loads its base, too. A base is loaded once for all adapters on it.
+            name (`str`, `Path`, `list[str]` or `dict[str, str]`): A model id, folder or GGUF file that every agent
+                starts from; a list with one per role, or a dict by role; or the id or folder of a team that
+                [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA adapter loads its base, too. A base is loaded
+                once for all adapters on it.
             roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its
                 files.
             peft_config ([`~peft.LoraConfig`] or `dict[str, LoraConfig]`, *optional*): Gives every agent a fresh LoRA
@@ -193,9 +194,16 @@ class AgentTeam(nn.Module):
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
+        if isinstance(name, Mapping):
+            roles = roles or list(name)
+            if {*roles} != name.keys():
+                raise ValueError(f"`name` has models for {list(name)}, but the roles are {list(roles)}.")
+            name = [name[role] for role in roles]
         for argument in ("tokenizer", "processing_class"):
             if argument in model_init_kwargs:
                 raise TypeError(f"`{argument}` is loaded with each agent: give its options as `tokenizer_kwargs`.")
+        if reasoning not in (None, *get_args(Reasoning)):
+            raise ValueError(f"`reasoning` is {reasoning!r}; it must be 'auto', 'keep' or 'none'.")
         for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
             if config is not None:
                 check_adapter_config("an agent", config)
@@ -223,6 +231,12 @@ class AgentTeam(nn.Module):
         elif saved is not None:
             team.reasoning = saved.reasoning
         return team
+
+    def __getitem__(self, role: str) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
+        """Returns the model of an agent and its tokenizer. Raises `KeyError` if there is no such role."""
+        if role not in self.policies:
+            raise KeyError(f"The team has no role {role!r}: its roles are {', '.join(self.roles)}.")
+        return self.policies[role], self.tokenizers[role]
 
     def save_pretrained(self, folder: str | Path, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """

@@ -12,6 +12,7 @@ from accelerate.utils import is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging
 from trl import RewardTrainer
 
@@ -19,7 +20,8 @@ from trl_multiagent.folders import write_json
 from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.pretrained import check_length, keep_adapter_in_float32
+from trl_multiagent.models.packing import can_pack, pack, run_ends
+from trl_multiagent.models.pretrained import base_of, check_length, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
     check_preferences,
@@ -29,7 +31,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
-from trl_multiagent.trainers.base.run_report import RunReport
+from trl_multiagent.trainers.base.run_report import RunReport, show_one_bar
 from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -38,6 +40,7 @@ from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 logger = logging.get_logger(__name__)
 
 REPORT_FILE = "held_out.json"
+ANSWERS = ("chosen_ids", "rejected_ids")  # columns of TRL's tokenization
 
 
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
@@ -138,7 +141,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             peft_config=peft_config,
         )
         collate = self.data_collator
-        self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows))}
+        self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows)), **self._packed(rows)}
         for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
             check_length("A text of the reward model", self.model, max(lengths))
@@ -152,6 +155,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         rows = describe_dataset(self.train_dataset)
         self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
+        show_one_bar(self)
 
     # Data
 
@@ -179,6 +183,23 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 
+    def _packed(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+        """Packs the joint texts of a micro-batch, whose pairs share their prompts, if the model allows it."""
+        model, sequences = base_of(self.model), [list(row[name]) for name in ANSWERS for row in rows]
+        if not isinstance(model, GenericForSequenceClassification) or not can_pack(model, max(map(len, sequences))):
+            return {}
+        for ids in sequences:  # the score is that of the last token that does not count as padding
+            while len(ids) > 1 and ids[-1] == model.config.get_text_config().pad_token_id:
+                ids.pop()
+        hidden_size = model.config.get_text_config().hidden_size
+        # Their last tokens predict another one, of which only the place is used
+        packed = pack([[*ids, 0] for ids in sequences], [len(ids) for ids in sequences], 1, hidden_size)
+        if packed is None:
+            return {}
+        names = ("input_ids", "position_ids", "readers")
+        ends = packed["predicting"][packed["places"][:, 0]]
+        return {"packed": {**{name: packed[name] for name in names}, "ends": ends}}
+
     # Loss and evaluation
 
     def compute_loss(
@@ -193,7 +214,10 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         with the scores s_c of the chosen and s_r of the rejected answers.
         """
         weights = inputs["weights"]
-        outputs = model(**{name: x for name, x in inputs.items() if name != "weights"}, use_cache=False)
+        if "packed" in inputs:
+            outputs = run_ends(model, base_of(self.model).base_model, **inputs["packed"])
+        else:
+            outputs = model(inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False)
         chosen, rejected = outputs.logits.squeeze(-1).chunk(2)
         losses = -torch.nn.functional.logsigmoid(chosen - rejected)
         losses = losses + (self.args.center_rewards_coefficient or 0.0) * (chosen + rejected) ** 2

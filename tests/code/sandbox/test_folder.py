@@ -135,15 +135,9 @@ def test_nobody_waits_for_a_locked_database(sandbox):
         "import sqlite3; x = sqlite3.connect('x.db'); x.execute('create table if not exists t (a)'); "
         "x.execute('insert into t values (1)')"
     )
-    (verdict,) = sandbox.run(
-        [
-            program(
-                f"Box().do({lock + '; Kept = __builtins__; Kept[str(x)] = x'!r})\n"
-                "sqlite3.connect('x.db').execute('drop table t')",
-                f"{lock}\nself.assertEqual(Box().do({lock!r}), 'OperationalError None')",
-            )
-        ]
-    )
+    held = f"Box().do({lock + '; Kept = __builtins__; Kept[str(x)] = x'!r})\n"
+    waits = f"{lock}\nself.assertEqual(Box().do({lock!r}), 'OperationalError None')"
+    (verdict,) = sandbox.run([program(held + "sqlite3.connect('x.db').execute('drop table t')", waits)])
     assert failures(verdict) == ["OperationalError: database is locked"] and verdict.seconds < 2
 
 

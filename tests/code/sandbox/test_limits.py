@@ -91,11 +91,8 @@ def test_a_program_that_makes_the_checks_spin_at_another_place_each_time_gets_no
 def test_checks_that_an_answer_makes_wait_are_lost(monkeypatch):
     monkeypatch.setattr(sandbox_module, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(sandbox_module, "PAUSE_SECONDS", 0.1)
-    source, checks = (
-        "def f(x): return 10**6 if x == 1 else x",
-        "import time\nassert time.sleep(f(1))\nassert f(2) == 2",
-    )
-    program = Program(source, "f", checks)
+    checks = "import time\nassert time.sleep(f(1))\nassert f(2) == 2"
+    program = Program("def f(x): return 10**6 if x == 1 else x", "f", checks)
     with Sandbox(workers=1, check_timeout=0.2, retries=0) as sandbox:
         assert statuses(sandbox.run([program])[0]) == ["timeout", "passed"]
 

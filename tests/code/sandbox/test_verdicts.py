@@ -100,12 +100,9 @@ def test_expected_exceptions_and_guards(sandbox):
 
 
 def test_bare_asserts_and_a_function_that_is_called_check(sandbox):
-    verdicts = sandbox.run(
-        [
-            Program("def f(x): return x", "f", "assert f(1) == 1\nassert f(2) == 3"),
-            Program("def check(x): return x > 0", "check", "def check(candidate):\n    assert check(1) == True"),
-        ]
-    )
+    bare = Program("def f(x): return x", "f", "assert f(1) == 1\nassert f(2) == 3")
+    named = Program("def check(x): return x > 0", "check", "def check(candidate):\n    assert check(1) == True")
+    verdicts = sandbox.run([bare, named])
     assert [statuses(verdict) for verdict in verdicts] == [["passed", "failed"], ["passed"]]
 
 

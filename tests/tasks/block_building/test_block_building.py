@@ -144,16 +144,13 @@ def test_rewards_of_houses_by_hand(changes, count_air, reward, iou):
 
 
 def test_spiders_hurt_unless_somebody_drives_them_away():
-    environment = BlockBuildingEnvironment(
-        "house_build", spider={"num": 3, "atk_low": 2, "atk_high": 2}, player={"hp": 10}
-    )
+    spiders = {"num": 3, "atk_low": 2, "atk_high": 2}
+    environment = BlockBuildingEnvironment("house_build", spider=spiders, player={"hp": 10})
     silence = dict.fromkeys(environment.roles, "")
-    quiet, driven = (
-        environment.score([load_block_dataset("house_build")[0]], [action], [()])[0]
-        for action in (silence, {**silence, "builder_2": "/kill"})
-    )
+    actions = [silence, {**silence, "builder_2": "/kill"}]
+    quiet, driven = environment.score([load_block_dataset("house_build")[0]] * 2, actions, [()] * 2)
     assert driven.reward - quiet.reward == pytest.approx(0.06)
-    assert BlockBuildingEnvironment("house_build", spider={"num": 9, "atk_low": 2, "atk_high": 2}).damage(HOUSE) == 1.0
+    assert BlockBuildingEnvironment("house_build", spider={**spiders, "num": 9}).damage(HOUSE) == 1.0
     assert "/kill" in environment.prompts(HOUSE, ())["builder_1"]
 
 
@@ -363,9 +360,8 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     environment = recipe.make_environment()
     assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
-    assert environment.draw == (name != "str_build") and environment.spiders["num"] == (
-        3 if name == "house_build" else 0
-    )
+    is_house = name == "house_build"
+    assert environment.draw == is_house and environment.spiders["num"] == 3 * is_house
 
 
 def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):

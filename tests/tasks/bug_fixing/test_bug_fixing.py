@@ -209,15 +209,9 @@ def test_tests_that_could_compute_are_no_tests(line):
 
 
 def test_tests_are_found_between_other_lines():
-    answer = (
-        "Here:\n```python\nassert clip(-1, 2, 3) == 2  # low\nassert not clip(0, 0, 1)\n\nassert "
-        "abs(clip(1.5, 0, 9) - 1.5) < 0.1\n```"
-    )
-    assert read_tests(answer, "clip") == [
-        "assert clip(-1, 2, 3) == 2",
-        "assert not clip(0, 0, 1)",
-        "assert abs(clip(1.5, 0, 9) - 1.5) < 0.1",
-    ]
+    first, *others = "clip(-1, 2, 3) == 2", "not clip(0, 0, 1)", "abs(clip(1.5, 0, 9) - 1.5) < 0.1"
+    answer = f"Here:\n```python\nassert {first}  # low\nassert {others[0]}\n\nassert {others[1]}\n```"
+    assert read_tests(answer, "clip") == [f"assert {line}" for line in (first, *others)]
     assert len(read_tests("\n".join(f"assert clip({k}, 0, 9) == {k}" for k in range(20)), "clip")) == 8
 
 

@@ -54,9 +54,6 @@ def feedback(outcome, mode, sandbox_slice="all", num_agents=2):
     return env.prompts(ITEM, [turn(result(FAILED)), turn(outcome)])
 
 
-# First prompts
-
-
 # Feedback
 
 
@@ -190,10 +187,8 @@ def test_feedback_depends_on_no_hidden_test(mode, sandbox_slice, hidden_tests):
 
 def test_settings_that_are_compared_when_a_run_resumes():
     sandbox = {"sandbox": Sandbox(workers=1)}
-    changed = environment(
-        hidden_tests=1, external_prompt_passthrough=False, prompt_files=CodePrompts(aux="{prompt}"), **sandbox
-    )
     new = {"hidden_tests": 1, "external_prompt_passthrough": False, "prompt_files": {"aux": "{prompt}"}}
+    changed = environment(**new | {"prompt_files": CodePrompts(aux="{prompt}")}, **sandbox)
     settings, default = changed.resume_settings(), environment(**sandbox).resume_settings()
     assert {name for name in settings if settings[name] != default[name]} == {*new}
     assert {name: settings[name] for name in new} == new

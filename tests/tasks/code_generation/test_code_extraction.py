@@ -96,10 +96,8 @@ def test_code_survives_what_surrounds_it(wrapping):
 
 
 def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
-    text = (
-        "```python\ndef h(x):\n    return x + 1\n```\nthen\n```\nfrom __future__ import annotations\ndef f(x: "
-        "Unknown):\n    return h(x)\n```"
-    )
+    second = "from __future__ import annotations\ndef f(x: Unknown):\n    return h(x)\n"
+    text = f"```python\ndef h(x):\n    return x + 1\n```\nthen\n```\n{second}```"
     result = facts(text, aux="", prompt="import math\n" + PROMPT)
     assert run(result.source)["f"](1) == 2 and result.setup == "import math"
 
@@ -110,27 +108,25 @@ def test_the_last_definition_counts():
 
 
 def test_a_scripts_own_part_is_left_out():
-    source = extract_code(
-        code("""
-            import sys
-            sys.setrecursionlimit(5000)
-            STEP: int = 1
-            STEP += 1
-            example = undefined_name
-            f: whatever
-            def f(x):
-                return x + STEP
-            assert f(1) == 100
-            print(f(undefined_name))
-            for case in [1, 2]:
-                print(case)
-            main()
-            if __name__ == "__main__":
-                raise SystemExit
+    script = code("""
+        import sys
+        sys.setrecursionlimit(5000)
+        STEP: int = 1
+        STEP += 1
+        example = undefined_name
+        f: whatever
+        def f(x):
+            return x + STEP
+        assert f(1) == 100
+        print(f(undefined_name))
+        for case in [1, 2]:
+            print(case)
+        main()
+        if __name__ == "__main__":
             raise SystemExit
-        """),
-        "f",
-    )
+        raise SystemExit
+    """)
+    source = extract_code(script, "f")
     kept = [ast.unparse(node).split("\n")[0] for node in ast.parse(source).body]
     assert kept[:4] == ["import sys", "sys.setrecursionlimit(5000)", "STEP: int = 1", "STEP += 1"]
     assert kept[4:] == ["def f(x):"]
@@ -376,9 +372,7 @@ def test_the_work_grows_with_the_length_and_not_faster(head, line, tail):
 
 def test_nothing_of_a_completion_runs_here(tmp_path):
     trap = tmp_path / "ran"
-    text = (
-        f"open({str(trap)!r}, 'w')\nclass A:\n    open({str(trap)!r}, 'w')\ndef f(x=open({str(trap)!r}, "
-        "'w')):\n    return aux(x)"
-    )
+    act = f"open({str(trap)!r}, 'w')"
+    text = f"{act}\nclass A:\n    {act}\ndef f(x={act}):\n    return aux(x)"
     assert analyze(PROMPT, "f", text, text).names_aux is False
     assert not trap.exists()

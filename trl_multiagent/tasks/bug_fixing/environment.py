@@ -171,9 +171,6 @@ class BugFixingEnvironment(ProgramEnvironment):
     def resume_settings(self) -> dict[str, Any]:
         return {"reward_version": REWARD_VERSION, **super().resume_settings()}
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
-        return self.next_prompts([item], [history])[0]
-
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """Returns the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
         alone = TESTER not in self.roles

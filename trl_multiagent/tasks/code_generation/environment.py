@@ -12,17 +12,10 @@ from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
-from trl_multiagent.environments.base import (
-    PASSED_HIDDEN,
-    History,
-    JointAction,
-    Outcome,
-    Prompt,
-    scoring_context,
-)
+from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt, scoring_context
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
-from trl_multiagent.tasks.code_generation.expert import Expert
+from trl_multiagent.tasks.code_generation.expert import Expert, shorten
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
 from trl_multiagent.tasks.code_generation.reward import (
     AUX,
@@ -213,7 +206,9 @@ def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[
     if result.verdict.definitions.status != "passed":
         lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
         return lines
-    return lines + [f"  - {_cut(check.source)}: {_reason(check)}" for check in checks if check.status != "passed"]
+    # Spaces of an assert stay as they are, because they may be part of a string
+    failed = [check for check in checks if check.status != "passed"]
+    return lines + [f"  - {shorten(check.source, MAX_TEXT)}: {_reason(check)}" for check in failed]
 
 
 def _reason(check: Check) -> str:
@@ -238,12 +233,7 @@ def _aux_usage(result: CodeResult) -> str:
 
 def _short(text: str) -> str:
     """Returns a text on one line, without what is too long."""
-    return _cut(" ".join(text.split()))
-
-
-def _cut(text: str) -> str:
-    """Returns the beginning of a text. Spaces stay as they are, because in an assert they may be part of a string."""
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
+    return shorten(" ".join(text.split()), MAX_TEXT)
 
 
 def shown_checks(checks: Sequence[Check], sandbox_slice: int, hidden_tests: int) -> Sequence[Check]:
@@ -365,9 +355,6 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             "check_timeout": self.sandbox.check_timeout,
             **super().resume_settings(),
         }
-
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
-        return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
         """

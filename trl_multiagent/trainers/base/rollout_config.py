@@ -21,6 +21,8 @@ RESERVED += "return_dict_in_generate output_scores output_logits output_attentio
 RESERVED_WITH_VLLM = "seed n stop include_stop_str_in_output stop_token_ids ignore_eos".split()
 SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
+SCALES = ("none", False, "group", "batch", True)  # of TRL; the first two are those of a team
+
 
 @dataclass
 class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
@@ -152,7 +154,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
     num_generations_eval: int = setting("Independent episodes per item in evaluation.", 1, ge=1)
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
-    scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=("none", False))
+    scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=SCALES)
     max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1)
     # Arguments of TRL whose values it checks only when it trains, or never
     importance_sampling_level: str = setting("Unit of a probability ratio.", "token", choices=("token", "sequence"))
@@ -161,6 +163,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     def __post_init__(self) -> None:
         check_arguments(self)
+        if self.scale_rewards not in SCALES[:2]:
+            advice = "`advantage_normalization=True` divides advantages by their standard deviation"
+            raise ValueError(f"`scale_rewards` is {self.scale_rewards!r}; it must be 'none': {advice}.")
         self.has_num_turns = self.num_turns is not None
         if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
             self.num_turns = MAX_TURNS if self.branching == "episodes" else 1

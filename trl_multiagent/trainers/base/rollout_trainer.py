@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
@@ -75,7 +75,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
     ):
         args = self._checked(team, args)
-        check_inputs(team, environment, args, train_dataset)
+        check_inputs(team, environment, args, train_dataset, eval_dataset)
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
@@ -110,10 +110,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             team, self.generator, args.use_chat_template, args.history_options, self.chat_template_kwargs
         )
         self._set_up_reference(reference, self.temperature)
-        evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-        for items in (train_dataset, *evaluated):
-            if items is not None:
-                self.sampler.check_items(items, environment)
+        for items in (train_dataset, *eval_datasets(eval_dataset)):
+            self.sampler.check_items(items, environment)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
         """
@@ -500,7 +498,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
 
 def check_inputs(
-    team: AgentTeam, environment: Environment, args: RolloutConfig, train_dataset: Dataset | None
+    team: AgentTeam,
+    environment: Environment,
+    args: RolloutConfig,
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | dict[str, Dataset] | None,
 ) -> None:
     """
     Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each
@@ -510,13 +512,25 @@ def check_inputs(
     args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
-    if not isinstance(train_dataset, Dataset):
-        raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+    datasets = {"train_dataset": [train_dataset], "eval_dataset": eval_datasets(eval_dataset)}
+    for name, dataset in ((name, x) for name, found in datasets.items() for x in found):
+        if not isinstance(dataset, Dataset):
+            advice = {IterableDataset: ": `Dataset.from_list(list(...))` makes one", DatasetDict: ": choose a split"}
+            kind = type(dataset)
+            raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{kind.__name__}`{advice.get(kind, '')}.")
+    assert train_dataset is not None
     if len(train_dataset) < args.items_per_device * args.world_size:
         raise ValueError(
             f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
             f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
         )
+
+
+def eval_datasets(eval_dataset: Dataset | dict[str, Dataset] | None) -> list[Dataset]:
+    """Returns the sets of an evaluation."""
+    if eval_dataset is None:
+        return []
+    return list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

@@ -32,15 +32,7 @@ from trl_multiagent.console import printable
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import (
-    Row,
-    choose_trees,
-    masked,
-    read_run,
-    run_page,
-    trees_of,
-    without_secrets,
-)
+from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.trainers.base.trace_files import trace_files
 
@@ -212,31 +204,40 @@ def print_completions(rows: list[TraceRow], number: int | None) -> None:
 
 
 class RewardProgressCallback(ProgressCallback):
-    """
-    Shows the latest reward, return and pass rate in the progress bar, and the metrics that the environment watches.
-    """
+    """Shows the latest reward, return and pass rate in the progress bar. `names`: what is shown, by metric."""
 
-    def __init__(self, watched: Sequence[str] = ()):
+    def __init__(self, names: Mapping[str, str]):
         super().__init__()
-        self.names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
-        self.latest: dict[str, str] = {}
+        self.names, self.latest = names, dict[str, str]()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         super().on_train_begin(*args, **kwargs)
         if self.training_bar is not None:
             self.training_bar.set_description("Training")
 
-    def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any
-    ) -> None:
-        if not state.is_world_process_zero or self.training_bar is None:
-            return
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
-        self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+
+
+class RewardLines(TrainerCallback):
+    """Prints the same in a line per log. All other metrics are in the log of the run."""
+
+    def __init__(self, names: Mapping[str, str]):
+        self.names = names
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        found = [f"{shown} {logs[name]:.2f}" for name, shown in self.names.items() if name in logs]
+        if found and state.is_world_process_zero:
+            print(f"step {state.global_step} of {state.max_steps}: {', '.join(found)}", flush=True)
 
 
 def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
-    """Replaces the lines that a trainer prints at every log by one progress bar, unless `disable_tqdm` is set."""
-    if not trainer.args.disable_tqdm:
-        trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(RewardProgressCallback(watched))
+    """
+    Replaces the dictionaries that a trainer prints at every log, unless `disable_tqdm` is set or in a notebook: by a
+    progress bar, or, if there is no terminal, by a line. `watched`: metrics that are shown besides the reward.
+    """
+    if trainer.pop_callback(ProgressCallback) is not None:
+        names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+        trainer.add_callback((RewardProgressCallback if sys.stderr.isatty() else RewardLines)(names))

@@ -56,7 +56,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
 from trl_multiagent.trainers.base.metrics import RolloutTotals
-from trl_multiagent.trainers.base.run_report import RunReport, tracker_names
+from trl_multiagent.trainers.base.run_report import RunReport, show_one_bar, tracker_names
 from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
 
 
@@ -195,6 +195,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         check_distribution(self.accelerator)
         self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, self._report_facts))
+        show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
 
     def _report_facts(self) -> dict[str, Any]:
         """Returns the environment, the agents and the dataset for the report of the run."""
