@@ -219,7 +219,7 @@ def real_model(options: argparse.Namespace) -> None:
     """Runs `hidden` with SmolLM2-135M in one system after the other. Prints all rows of the output file."""
     model, steps = smollm2(), options.steps or 6
     rows = json.loads(options.output.read_text()) if options.output.is_file() else {}
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed memory goes back, so that no reserve counts as used
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)  # larger pieces go back to the system when they are freed
     for name in options.runs:
         system, agents, lora = RUNS[name]
         size = 2 if agents == 2 else 8

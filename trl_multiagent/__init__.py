@@ -31,12 +31,7 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
     from trl_multiagent.trainers.madpo_config import MADPOConfig
     from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
     from trl_multiagent.trainers.magrpo_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
-    from trl_multiagent.trainers.magrpo_trainer import (
-        MAGRPOTrainer,
-        MAREINFORCETrainer,
-        MAReMaxTrainer,
-        MARLOOTrainer,
-    )
+    from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer, MAREINFORCETrainer, MAReMaxTrainer, MARLOOTrainer
 
 
 __version__ = "0.1.0"

@@ -20,11 +20,7 @@ from typing import Any
 
 import trl_multiagent
 from trl_multiagent.folders import is_collection
-from trl_multiagent.jobs.signals import (
-    COMMAND_VARIABLE,
-    end_with_parent,
-    leaving_signals_to_children,
-)
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE, end_with_parent, leaving_signals_to_children
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 

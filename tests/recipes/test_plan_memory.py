@@ -79,23 +79,24 @@ def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
     assert sums["held"] + sums["update"] == pytest.approx(update, rel=0.1)
 
 
-def test_measured_peak_of_a_real_model():
+@pytest.mark.parametrize(("rows", "measured"), [(64, 2.29), (8, 1.22)])
+def test_measured_peak_of_a_real_model(rows, measured):
     """
     `hidden` with SmolLM2-135M in float32 on a CPU: LoRA agents, of which one acts per turn, without activation
-    checkpointing, 12 and 48 rows of one micro-batch. The prompts of the first turn, which the plan reads, had 52
-    tokens, of which 34 are common to them.
+    checkpointing, 12 and 48 rows of which at most 8 or 64 are in a micro-batch. The prompts of the first turn, which
+    the plan reads, had 52 tokens, of which 34 are common to them.
     """
     config = tiny_llama().config
     config.update({"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152})
     config.update({"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64})
     team = size(trained=9_768_960, base=134_515_008, largest=139_399_488, dimensions=config, prompt=52, common=34)
-    options = {"num_turns": 2, "num_generations": 4, "items_per_device": 3, "per_device_train_batch_size": 64}
+    options = {"num_turns": 2, "num_generations": 4, "items_per_device": 3, "per_device_train_batch_size": rows}
     options |= {"max_completion_length": 8, "gradient_checkpointing": False}
     args = MAGRPOConfig("plan", use_cpu=True, report_to="none", **options)
     of_phase = memory_parts(args, dataclasses.replace(team, acting=1), 0, 1)
     sums = {phase: sum(numbers.values()) / 1e9 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(0.922, rel=0.1)
-    assert sums["held"] + sums["update"] == pytest.approx(2.29, rel=0.1)
+    assert sums["held"] + sums["update"] == pytest.approx(measured, rel=0.1)
 
 
 @pytest.fixture

@@ -9,14 +9,7 @@ from pairs import pair_config, pair_trainer, pairs
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-from trl_multiagent import (
-    AgentTeam,
-    IACConfig,
-    IACTrainer,
-    JointRewardConfig,
-    JointRewardTrainer,
-    MAGRPOTrainer,
-)
+from trl_multiagent import AgentTeam, IACConfig, IACTrainer, JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 
 from tiny import byte_tokenizer, team_of, tiny_llama, tiny_team, tiny_trainer

@@ -46,12 +46,7 @@ from trl_multiagent.folders import (
 )
 from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
-from trl_multiagent.jobs.fingerprint import (
-    checksum_of_weights,
-    describe_agent,
-    describe_environment,
-    digest_of_rows,
-)
+from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig

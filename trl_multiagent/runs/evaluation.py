@@ -20,14 +20,7 @@ from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.play import play_policy
-from trl_multiagent.evaluation.players import (
-    CUT,
-    SHUFFLED,
-    LoadedTeam,
-    MessageAblation,
-    MixedTeam,
-    Policy,
-)
+from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
 from trl_multiagent.evaluation.statistics import compute_result
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import fail_together, start_processes
@@ -218,7 +211,8 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
     models = {id(model): model for model in team.policies.values()}
     checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
     description = {
-        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}"
+        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}, "
+        f"reasoning {team.reasoning[role]}"
         for role in team.roles
     }
     return LoadedTeam(team, description)

@@ -365,14 +365,16 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
     }
     layers = text.num_hidden_layers
-    rows = min(args.per_device_train_batch_size, args.items_per_device * args.rows_per_item)
-    scored = rows * args.max_completion_length
-    # The completions of a node share its prompt, and prompts what they begin with
+    rows_of_step = args.items_per_device * args.rows_per_item
+    scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
+    rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
+    # The completions of a node share its prompt, and an agent's prompts what they begin with
     own = longest - args.max_completion_length - size.common
-    tokens = size.common + math.ceil(rows / args.completions_per_node) * own + scored
+    tokens = size.agents * size.common + math.ceil(rows / args.completions_per_node) * own
+    tokens += rows * args.max_completion_length
     # Under autocast, what stands between the products is in float32
     layer = tokens * number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)
-    kept = size.acting * layers * tokens * number * text.hidden_size
+    kept = layers * tokens * number * text.hidden_size
     unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
@@ -380,7 +382,7 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + layer if args.gradient_checkpointing else size.acting * layers * layer,
+        "activations": kept + layer if args.gradient_checkpointing else layers * layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         "weights to compute with": number * live if stage == 3 else copies,
         "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),

@@ -23,13 +23,7 @@ from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import check_value, same, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.schema import (
-    TRL_FLAGS,
-    TRL_NAMES,
-    AgentModel,
-    Key,
-    known_settings,
-)
+from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, Key, known_settings
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package

@@ -9,11 +9,7 @@ import pytest
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.environments.base import ScoringContext, scoring
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
-from trl_multiagent.tasks.code_generation.item_facts import (
-    facts_program,
-    prompt_examples,
-    read_facts,
-)
+from trl_multiagent.tasks.code_generation.item_facts import facts_program, prompt_examples, read_facts
 
 from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, SUM_OF_SQUARES, table
 

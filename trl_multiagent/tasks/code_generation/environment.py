@@ -12,14 +12,7 @@ from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
-from trl_multiagent.environments.base import (
-    PASSED_HIDDEN,
-    History,
-    JointAction,
-    Outcome,
-    Prompt,
-    scoring_context,
-)
+from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt, scoring_context
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.code_generation.expert import Expert, shorten

@@ -10,13 +10,7 @@ import random
 from dataclasses import dataclass
 
 from trl_multiagent.environments.base import ID_COLUMNS
-from trl_multiagent.environments.dataset_rows import (
-    LOCAL_FILE,
-    Dataset,
-    Datasets,
-    check_fields,
-    make_dataset,
-)
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, check_fields, make_dataset
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.yaml_task import Rows

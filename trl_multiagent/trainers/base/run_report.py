@@ -32,15 +32,7 @@ from trl_multiagent.console import printable
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import (
-    Row,
-    choose_trees,
-    masked,
-    read_run,
-    run_page,
-    trees_of,
-    without_secrets,
-)
+from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.trainers.base.trace_files import trace_files
 

@@ -21,18 +21,7 @@ from typing import Any
 
 from . import kernel, wire
 from .ablation import Ablation
-from .process import (
-    CheckLost,
-    Clock,
-    Died,
-    GiveUp,
-    Process,
-    SandboxFault,
-    StepLost,
-    Timeout,
-    ask_zygote,
-    outcome,
-)
+from .process import CheckLost, Clock, Died, GiveUp, Process, SandboxFault, StepLost, Timeout, ask_zygote, outcome
 from .unittests import TestMethods
 from .wire import DataOnly, Inbox, References, WireError
 
