@@ -1,4 +1,4 @@
-# `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.10+, git and make, nothing else.
+# `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.11+, git and make, nothing else.
 # PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
 # WORKERS: test processes. Each needs about 1 GB of memory.
 
@@ -21,7 +21,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM = false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-real test coverage check test-real test-rounding test-vllm test-latest test-oldest lint types format docs clean
+.PHONY: help setup demo demo-real test coverage check test-real test-rounding test-vllm test-latest test-oldest lint types format docs release-check clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -30,7 +30,7 @@ setup: $(VENV)/.installed  ## Make .venv with the pinned versions of constraints
 
 # torch comes first and by itself, so that a machine's own build of that version can be chosen
 $(VENV)/.installed: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed: make PYTHON=python3.12 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
@@ -111,6 +111,9 @@ docs: setup  ## Build the documentation site in build/site
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 	@echo "To read it: $(VENV)/bin/python -m http.server --directory build/site --bind 127.0.0.1"
+
+release-check:  ## Build the package, and try it in empty environments of every Python (see scripts/release_check.sh)
+	HF_HUB_OFFLINE=0 scripts/release_check.sh
 
 clean:  ## Remove .venv, its relatives and the results of runs
 	rm -rf $(VENV) $(VENV)-latest $(VENV)-oldest $(VENV)-vllm build outputs .pytest_cache .mypy_cache .ruff_cache .coverage*

@@ -106,7 +106,7 @@ SIBLINGS = {"items_per_step": 8, "num_generations": 4, "advantage_normalization"
 CRITICS = {"items_per_step": 32, "num_generations": 1, "advantage_normalization": True}
 ALGORITHMS = {"magrpo": SIBLINGS, "single": SIBLINGS, "iac": CRITICS, "maac": CRITICS}
 # What a step has to be faster by, per number of turns
-TARGETS = {"magrpo": {1: 3.5, 2: 3.5}, "single": {1: 1.0}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
+TARGETS = {"magrpo": {1: 4.0, 2: 4.5}, "single": {1: 2.5}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
 # Hidden size and layers of random models
 SIZES = {"8M": (256, 10), "50M": (512, 16)}
 CURVE_LEARNING_RATE = 5e-4

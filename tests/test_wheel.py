@@ -30,6 +30,8 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
         shutil.copy(ROOT / name, source)
     for name in ("trl_multiagent", "recipes", "accelerate_configs"):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    copied = re.findall(r"^COPY (.+) \S+$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert {*" ".join(copied).split()} == {*os.listdir(source), "constraints.txt"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--quiet"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, source]
     subprocess.run(build, check=True, capture_output=True, timeout=300)

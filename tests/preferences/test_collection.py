@@ -285,12 +285,14 @@ def test_prompts_are_checked_before_anything_is_sampled(prompt, problem, tmp_pat
 
 
 def test_messages_with_other_keys_and_texts_in_between(tmp_path):
-    message = {"role": "user", "content": "Help:", "name": "bob"}
-    prompts = {"aux": lambda item: [message] if item["x"] == "1" else "Help:", "main": "Do {x}:"}
+    message = {"role": "user", "content": "Help <eos>:", "name": "bob"}
+    prompts = {"aux": lambda item: [message] if item["x"] == "1" else message["content"], "main": "Do {x}:"}
     environment = FunctionEnvironment(prompts, count_reward)
     team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     preferences = collect(tmp_path, team, environment)
-    assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {'[{"role": "user", "content": "Help:"}]'}
+    assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {
+        '[{"role": "user", "content": "Help < eos>:"}]'  # as the agent read it
+    }
 
 
 def test_arguments_that_do_not_fit(tmp_path):

@@ -312,7 +312,7 @@ def test_a_workflow_that_stops_waiting_for_an_answer_is_paid():
     async def run(item, agents):
         try:
             await asyncio.wait_for(agents.aux("Say:"), 0.01)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return 0.5
 
     inner = scripted(ANSWERS)

@@ -384,7 +384,7 @@ class WorkflowEnvironment(Environment):
         """Runs until each episode waits for agents or has ended, and raises the first error."""
         try:
             await asyncio.wait_for(asyncio.gather(*(self._ready(episode) for episode in episodes)), self.timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             late = next(episode for episode in episodes if not episode.ready.is_set())
             raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{late.line()}.") from None
         quiet, number = 0, -1

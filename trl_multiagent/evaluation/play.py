@@ -124,8 +124,9 @@ def _play_batches(
     own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
     generator = EpisodeGenerator(policy, loaded.team, config)
-    prompting = (loaded.team, generator, config.use_chat_template, config.history_options)
-    sampler = PipelineSampler(policy.environment, *prompting) if policy.is_pipeline else TeamSampler(*prompting)
+    prompting = (config.use_chat_template, config.history_options, config.chat_template_kwargs)
+    asked = (loaded.team, generator, *prompting)
+    sampler = PipelineSampler(policy.environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)
     silent = config.disable_tqdm or not accelerator.is_main_process

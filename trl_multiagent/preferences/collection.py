@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,6 +49,7 @@ from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
+from trl_multiagent.models.chat_markers import marker_pattern
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -62,6 +64,7 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
+from trl_multiagent.rollout.sampler import render_chat
 from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
@@ -279,8 +282,10 @@ class _Collection:
         """Returns the prompt of each role in the form in which the agent saw it: a text or chat messages."""
         prompts = {}
         for role in self.team.roles:
-            as_chat = uses_chat_template(self.team.tokenizers[role], self.config.use_chat_template)
-            prompt = whole_prompt(role, (), node.prompts[role], as_chat)
+            tokenizer = self.team.tokenizers[role]
+            as_chat = uses_chat_template(tokenizer, self.config.use_chat_template)
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if as_chat else None
+            prompt = whole_prompt(role, (), node.prompts[role], as_chat, markers=markers)
             if not isinstance(prompt, str):  # all rows have the same form, so other keys of messages are left out
                 prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
             prompts[role] = prompt

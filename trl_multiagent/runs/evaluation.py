@@ -211,7 +211,8 @@ def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[st
     models = {id(model): model for model in team.policies.values()}
     checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
     description = {
-        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}"
+        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}, "
+        f"reasoning {team.reasoning[role]}"
         for role in team.roles
     }
     return LoadedTeam(team, description)

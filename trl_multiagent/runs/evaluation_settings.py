@@ -41,8 +41,9 @@ DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
 TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
 TEXTS += ["agent_model.adapter_roles"]
-TEXTS += "functions.prompts functions.order block_building.palettes {algorithm}.stop_strings".split()
-TEXTS += [f"evaluation.{name}" for name in ("stop_strings", "baseline_model", "control_model", "pass_metric")]
+TEXTS += "functions.prompts functions.order block_building.palettes".split()
+TEXTS += [f"evaluation.{name}" for name in ("baseline_model", "control_model", "pass_metric")]
+TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in SAMPLING_FIELDS[-2:]]
 TEXTS += ["{algorithm}.frozen_agents"]
 # Values that run code, send requests or weaken the sandbox; `None`: any value
 UNSAFE: dict[str, tuple[Any, ...] | None] = {

@@ -1,6 +1,5 @@
 """The task `openenv`: environments that servers of OpenEnv run, each episode in a session of its own."""
 
-import asyncio
 import json
 import math
 import urllib.request
@@ -64,7 +63,7 @@ class Servers:
                     if client._ws is not session:  # a client that has lost its session opens another
                         raise ConnectionError("the session was lost")
                     agents.log("invalid_actions", invalid / turn)
-        except (OSError, asyncio.TimeoutError, RuntimeError, WebSocketException) as error:
+        except (TimeoutError, OSError, RuntimeError, WebSocketException) as error:
             if not turn:
                 await agents[0]("The environment does not answer.")  # an episode has a first turn
             return Outcome(math.nan, extra={"failure": f"The OpenEnv server {url} failed: {describe(error)}"})

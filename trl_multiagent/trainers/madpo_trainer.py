@@ -196,6 +196,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             self._tokenizer = tokenizer
             with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
                 tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
+            warn_of_changes(role, tokenizer, texts[0]["chosen"], tokens[0]["prompt_ids"] + tokens[0]["chosen_ids"])
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
         dataset = concatenate_datasets(parts, axis=1)
@@ -473,6 +474,16 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         logger.warning(
             f"{where} texts, but the environment has chat messages, so the training sees other prompts than the "
             "evaluation. Write messages, or set `use_chat_template=False`."
+        )
+
+
+def warn_of_changes(role: str, tokenizer: PreTrainedTokenizerBase, answer: Any, ids: list[int]) -> None:
+    """Warns if a chat template changes an answer. `ids`: the tokens of the prompt and the answer."""
+    text = tokenizer.decode(ids)
+    if not isinstance(answer, str) and any((message["content"] or "").strip() not in text for message in answer):
+        logger.warning(
+            f"The chat template of {role!r} changes its answers, such as one that leaves out reasoning. The training "
+            f"sees {text!r}."
         )
 
 

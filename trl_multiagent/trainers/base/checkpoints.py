@@ -238,7 +238,7 @@ def describe_run(
             f"agent {role}": describe_agent(agent, critic_parameters(team, role))
             for role, agent in team.agents.items()
         }
-        settings |= describe_adapters(team)
+        settings |= {**describe_adapters(team), "reasoning": team.reasoning}
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
