@@ -76,7 +76,7 @@ def test_readme_example(run_example, tmp_path, capsys):
     assert len(example.strip().splitlines()) <= 24
     run_example(example)
     assert (tmp_path / "hidden" / "agents" / "speaker" / "adapter_config.json").is_file()
-    assert "step 10 of 12: reward" in capsys.readouterr().out
+    assert "reward" in capsys.readouterr().out
 
 
 def test_example_for_users_of_trl(run_example, tmp_path):

@@ -100,7 +100,7 @@ def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
     # One item is followed
     example = read_page(tmp_path / "report.html")["example"]
     first, last = ([dict(zip(example["columns"], row, strict=True)) for row in tree] for tree in example["trees"])
-    assert first[0]["item"] == last[0]["item"] and first[0]["step"] == 1 and last[0]["step"] > 15
+    assert first[0]["item"] == last[0]["item"] and first[0]["step"] <= 3 and last[0]["step"] > 15
     for row in trees[-1]:
         acting = [role for role in ("aux", "main") if row[f"prompt/{role}"] is not None]
         assert acting and [x for x in ("aux", "main") if row[f"completion/{x}"] is not None] == acting

@@ -164,7 +164,7 @@ def test_three_roles_and_an_async_judge_train_from_one_file(config, script, fork
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     log = (tmp_path / "run" / "log.jsonl").read_text()
-    assert "turn_2/rewards/judge" in log and "rewards/short" in log and "step 2 of 2: reward" in done.stdout
+    assert "turn_2/rewards/judge" in log and "rewards/short" in log
     assert AgentTeam.from_pretrained("run").roles == ("poet", "critic", "judge")
 
 

@@ -143,6 +143,10 @@ def test_checkpoints_resume_exactly_and_refuse_another_run(tmp_path):
     assert "beta" in saved and "resume_changes" not in saved
     with pytest.raises(ValueError, match=r"checkpoint of another run: `?beta`?"):
         train(tiny_team(), tmp_path / "other", resume=str(checkpoint), beta=0.5)
+    team = tiny_team()
+    team.reasoning["main"] = "keep"
+    with pytest.raises(ValueError, match=r"checkpoint of another run: `?reasoning`?"):
+        train(team, tmp_path / "other", resume=str(checkpoint))
 
 
 def test_the_model_card_needs_no_environment(tmp_path):

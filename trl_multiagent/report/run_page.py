@@ -220,17 +220,20 @@ def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[s
 
 def same_item(trees: list[list[Row]]) -> list[list[Row]]:
     """
-    Returns the first and the last tree of the item for which most steps lie between them. Without an item that recurs,
-    these are the first and the last tree of all.
+    Returns the first and the last tree of an item that was seen from nearly the first step to nearly the last one: of
+    these items, the one whose first return is the median. Without an item that recurs, these are the first
+    and the last tree of all.
     """
     ordered = sorted(trees, key=lambda tree: tree[0]["step"])
-    pairs: dict[tuple, list[list[Row]]] = {}
+    items: dict[tuple, list[list[Row]]] = {}
     for tree in ordered:
-        pairs.setdefault((tree[0]["split"], tree[0]["item"]), []).append(tree)
-    for found in (max(pairs.values(), key=span, default=[]), ordered):
-        if found and span(found):
-            return [found[0], found[-1]]
-    return []
+        items.setdefault((tree[0]["split"], tree[0]["item"]), []).append(tree)
+    longest = max(map(span, items.values()), default=0)
+    if longest == 0:
+        return [ordered[0], ordered[-1]] if ordered and span(ordered) else []
+    seen = [found for found in items.values() if span(found) >= 0.9 * longest]
+    typical = sorted(seen, key=lambda found: root_return(found[0]))[(len(seen) - 1) // 2]
+    return [typical[0], typical[-1]]
 
 
 def span(trees: list[list[Row]]) -> int:

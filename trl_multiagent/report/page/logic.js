@@ -63,7 +63,7 @@ function chartsOf(metrics, groups) {
     if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
     const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
     // Without turns, the return is the reward, and that of the last turn: equal curves are one
-    const shape = JSON.stringify(curves), same = seen.get(shape);
+    const shape = JSON.stringify(curves, (_, x) => typeof x === "number" ? +x.toPrecision(4) : x), same = seen.get(shape);
     if (same && same.title !== title && OF_QUALITY.includes(section)) { same.also.push(title); continue; }
     if (!charts.has(key)) charts.set(key, {section, title, also: [], curves: []});
     seen.set(shape, charts.get(key));
