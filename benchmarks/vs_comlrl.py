@@ -231,6 +231,7 @@ def real_model(options: argparse.Namespace) -> None:
         peak = (records[-1]["peak_memory_mb"] - records[-1]["work"]["libraries_mb"]) * 2**20 / 1e9
         times = {phase: statistics.median(x["cpu_seconds"][phase] for x in records[1:]) for phase in PHASES}
         rows[name] = {"cpu_seconds": times, "peak_gb": peak, "rewards": [x["reward"] for x in records]}
+        rows[name]["steps"] = [x["cpu_seconds"]["step"] for x in records]
         rows[name] |= {"planned_gb": planned(settings) / 1e9} if system == "ours" else {}
         options.output.write_text(json.dumps(rows, indent=2) + "\n")
     print("| | step, CPU s | generate | update | peak, GB | plan, GB | reward of each step |\n|" + " --- |" * 7)

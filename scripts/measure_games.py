@@ -44,13 +44,13 @@ class Measured:
 def games() -> dict[str, Measured]:
     real = {"max_new_tokens": 3, "use_chat_template": False, "temperature": 0.7}
     _, stones = nim.load_datasets(None)
-    some = stones.select(range(126))
+    few = nim.load_short(None)[1].select(range(125))
     seeds = Seeds(name="hanabi").load("test[:252]")
     return {
         "nim": Measured(nim.nim, stones, nim.random_legal, nim.DEMO.path),
         "together": Measured(nim.together, stones, nim.random_legal, nim.DEMO.path),
-        "nim_smollm2": Measured(nim.nim, some, nim.random_legal, smollm2, (1,), real),
-        "together_smollm2": Measured(nim.together, some, nim.random_legal, smollm2, (1,), real),
+        "nim_smollm2": Measured(nim.nim, few, nim.random_legal, smollm2, (1,), real),
+        "together_smollm2": Measured(nim.together, few, nim.random_legal, smollm2, (1,), real),
         "hanabi": Measured(
             hanabi.make_environment(), seeds, hanabi.random_legal, hanabi.DEMO.path, sampling={"max_new_tokens": 16}
         ),
@@ -92,7 +92,8 @@ def play(game: Measured, *models: Path | str) -> tuple[np.ndarray, np.ndarray]:
 
 def with_interval(values: np.ndarray) -> str:
     low, high = t_interval(values, 0.95)
-    return f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
+    is_same = np.ptp(values) == 0
+    return f"{values.mean():.2f} in every game" if is_same else f"{values.mean():.2f} [{low:.2f}, {high:.2f}]"
 
 
 @cache
@@ -106,8 +107,9 @@ def exact(game: str, stones: int, is_first: bool, best: bool) -> float:
 
 def rows(name: str, game: Measured, folder: Path):
     is_cooperative = not name.startswith("nim")
-    for who in ("random legal", "best possible") if name in ("nim", "together") else ():
-        mean = fmean(exact(name, x, True, who == "best possible") for x in game.items["stones"])
+    for who in ("random legal", "best possible") if "stones" in game.items.column_names else ():
+        rules, is_best = name.partition("_")[0], who == "best possible"
+        mean = fmean(exact(rules, stones, True, is_best) for stones in game.items["stones"])
         yield name, who, "0 %", f"{mean:.2f}, exact", "", ""
     start = game.untrained()
     rewards, invalid = play(game, start)

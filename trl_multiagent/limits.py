@@ -36,8 +36,8 @@ INHERITED: dict[str, dict[str, Any]] = {
     "data_seed": {"ge": 0},
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+MAX_NAMES = 8  # of a choice that an error lists; of more, the most similar ones
 # Replacements of words in pydantic's messages
-MAX_NAMES = 6  # in a message
 WORDS = {
     "Value error, ": "",
     "Input should ": "",

@@ -14,11 +14,12 @@ from trl_multiagent.models.imitation import ImitationModel
 
 
 ROLES = ("player_0", "player_1")
-MOST = 10  # stones at the beginning
+MOVES = (1, 2, 3)
+MOST, SHORT = 10, 6  # stones at the beginning
 
 
-def asked(stones):
-    legal = " ".join(str(move) for move in (1, 2, 3) if move <= stones)
+def asked(stones, moves=MOVES):
+    legal = " ".join(str(move) for move in moves if move <= stones)
     return f"{stones} stones are left. Legal moves: {legal}. Answer with one number:"
 
 
@@ -32,11 +33,11 @@ def legal_moves(prompt):
     return prompt.partition("moves: ")[2].partition(".")[0].split()
 
 
-async def play(stones, agents):
+async def play(item, agents):
     """Returns the player who takes the last stone, or `None` after an invalid move, for which its player pays 1."""
-    moves = 0
+    stones, moves = item["stones"], 0
     while stones:
-        player, prompt = moves % 2, asked(stones)
+        player, prompt = moves % 2, asked(stones, item["moves"])
         ask, moves = agents[player], moves + 1
         move = move_of(prompt, await ask(prompt, memory=False, max_tokens=3))
         agents.log("invalid_moves", (move is None) / moves)
@@ -49,13 +50,13 @@ async def play(stones, agents):
 
 @workflow(roles=ROLES)
 async def nim(item, agents):
-    last = await play(item["stones"], agents)
+    last = await play(item, agents)
     return 0.0 if last is None else {ROLES[last]: 1.0, ROLES[1 - last]: -1.0}
 
 
 @workflow(roles=ROLES)
 async def together(item, agents):
-    last = await play(item["stones"], agents)
+    last = await play(item, agents)
     return dict.fromkeys(ROLES, float(last == 1))
 
 
@@ -64,13 +65,18 @@ def random_legal(item, prompt, history):
     return random.Random(f"{item['item_id']} {len(history)} {prompt}").choice(legal_moves(prompt))
 
 
-def load_datasets(settings):
+def load_datasets(settings, most=MOST, moves=MOVES):
     from datasets import Dataset
 
-    return tuple(
-        Dataset.from_list([{"item_id": f"{split}/{k}", "stones": 2 + k % (MOST - 1)} for k in range(number)])
-        for split, number in (("train", 540), ("test", 252))
-    )
+    def items(split, number):
+        return [{"item_id": f"{split}/{k}", "stones": 2 + k % (most - 1), "moves": moves} for k in range(number)]
+
+    return Dataset.from_list(items("train", 540)), Dataset.from_list(items("test", 252))
+
+
+def load_short(settings):
+    """Lists the greatest move first: a language model prefers what comes first, and would not try the greatest."""
+    return load_datasets(settings, SHORT, MOVES[::-1])
 
 
 def careless(number, rng):
@@ -84,3 +90,5 @@ SMALL = {"hidden_size": 64, "intermediate_size": 192}
 DEMO = ImitationModel("nim-demo", careless, steps=300, architecture=SMALL)
 NIM = Task(lambda settings: nim, load_datasets, models={"demo": DEMO.path}, roles=ROLES)
 TOGETHER = Task(lambda settings: together, load_datasets, models={"demo": DEMO.path}, roles=ROLES)
+SHORT_NIM = Task(lambda settings: nim, load_short, roles=ROLES)
+SHORT_TOGETHER = Task(lambda settings: together, load_short, roles=ROLES)

@@ -84,7 +84,8 @@ def test_measured_peak_of_a_real_model(rows, measured):
     """
     `hidden` with SmolLM2-135M in float32 on a CPU: LoRA agents, of which one acts per turn, without activation
     checkpointing, 12 and 48 rows of which at most 8 or 64 are in a micro-batch. The prompts of the first turn, which
-    the plan reads, had 52 tokens, of which 34 are common to them.
+    the plan reads, had 52 tokens, of which 34 are common to them. Measured in the first step, 2.212 and 1.139 GB; the
+    optimizer's state of 0.078 GB comes after its peak.
     """
     config = tiny_llama().config
     config.update({"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152})

@@ -110,6 +110,12 @@ def test_invalid_moves_end_the_game_as_it_says_and_are_counted(games):
     (loser,) = turns[-1].prompts
     assert turns[-1].outcome.role_rewards[loser] == -1 and "attempted an invalid move" in turns[1].prompts[loser]
 
+    class Settings:
+        sections = {"textarena": textarena.Game("KuhnPoker-v0", invalid_cost=0.5)}
+
+    (turns,) = play_by(textarena.make_environment(Settings), [1], lambda node, role: "what?")
+    assert [turn.outcome.role_rewards[loser] for turn in turns] == [-0.5, -1.5]
+
 
 def test_games_live_in_episodes_and_may_run_out_of_turns(games):
     with pytest.raises(TaskError, match="set `branching: episodes`"):
@@ -256,7 +262,7 @@ def test_a_recipe_of_a_game(games, tmp_path, tiny_model, monkeypatch, name):
     cli.main(["run", "magrpo", "--config", name, "--override", *override, "output.base_dir=run"])
     environment = hanabi.make_environment() if name == "hanabi" else getattr(nim, name)
     legal = (hanabi if name == "hanabi" else nim).random_legal
-    items = [{"seed": k, "item_id": k, "stones": 2 + k % 9} for k in range(50)]
+    items = [{"seed": k, "item_id": k, "stones": 2 + k % 9, "moves": (1, 2, 3)} for k in range(50)]
 
     games = play_by(environment, items, lambda node, role: legal(node.item, node.prompts[role], node.history))
     ends = [turns[-1].outcome for turns in games]
@@ -271,7 +277,9 @@ def test_an_invalid_move_costs_its_player_alone():
 
     for environment in (nim, together):
         for answers, paid in [(["2", "4"], [0, -1]), (["2", "1 or 2"], [0, -1]), (["none"], [-1, 0])]:
-            (turns,) = play_by(environment, [{"stones": 5}], lambda node, role, x=answers: x[len(node.history)])
+            (turns,) = play_by(
+                environment, [{"stones": 5, "moves": (3, 2, 1)}], lambda node, role, x=answers: x[len(node.history)]
+            )
             assert [*turns[-1].outcome.role_rewards.values()] == paid
 
 

@@ -17,6 +17,7 @@ class Game:
     players: int = setting("Number of players.", 2, ge=1, le=15)
     options: dict[str, Any] | None = setting("Arguments of the game, such as {max_rounds: 1}.")
     memory: bool = setting("Whether players see their past prompts and moves.", True)
+    invalid_cost: float = setting("What an invalid move costs its player, besides the game's rules.", 0.0, ge=0)
 
     def __post_init__(self) -> None:
         check_package("textarena", "games")
@@ -58,6 +59,7 @@ class Game:
                 done, _ = game.step(str(move))
             is_invalid = getattr(inner.state, "error_count", 0) > 0 or info["invalid_move"] != had_lost
             moves, invalid = moves + 1, invalid + is_invalid
+            agents.reward(-self.invalid_cost * is_invalid, self.roles[player])
             agents.log("invalid_moves", invalid / moves)
         rewards = getattr(inner, "rewards", None) or game.close()[0]  # Hanabi keeps its score in the first
         return {role: float((rewards or {}).get(k, 0.0)) for k, role in enumerate(self.roles)}
