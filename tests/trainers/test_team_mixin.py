@@ -176,7 +176,9 @@ def test_arguments_of_a_wrong_type_are_refused(trainer, arguments, message):
 
 
 def test_wrong_arguments_without_names_are_told_the_right_way():
-    for name in (tiny_llama(), {"aux": "model"}, [tiny_llama()], 5):
+    with pytest.raises(ValueError, match=r"`name` has models for \['aux'\], but the roles are \['aux', 'main'\]"):
+        AgentTeam.from_pretrained({"aux": "model"}, roles=["aux", "main"])
+    for name in (tiny_llama(), {"aux": tiny_llama(), "main": "model"}, [tiny_llama()], 5):
         with pytest.raises(ValueError, match=r"`name` is .*; it must be a model's name or folder, or a list with one"):
             AgentTeam.from_pretrained(name, roles=["aux", "main"])
     with pytest.raises(ValueError, match=r"The adapter of an agent is 8; it must be a `LoraConfig`"):
