@@ -49,8 +49,8 @@ def games() -> dict[str, Measured]:
     return {
         "nim": Measured(nim.nim, stones, nim.random_legal, nim.DEMO.path),
         "together": Measured(nim.together, stones, nim.random_legal, nim.DEMO.path),
-        "nim_smollm2": Measured(nim.nim, few, nim.random_legal, smollm2, (1,), real),
-        "together_smollm2": Measured(nim.together, few, nim.random_legal, smollm2, (1,), real),
+        "nim_smollm2": Measured(nim.nim, few, nim.random_legal, smollm2, sampling=real),
+        "together_smollm2": Measured(nim.together, few, nim.random_legal, smollm2, sampling=real),
         "hanabi": Measured(
             hanabi.make_environment(), seeds, hanabi.random_legal, hanabi.DEMO.path, sampling={"max_new_tokens": 16}
         ),
