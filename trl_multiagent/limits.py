@@ -125,9 +125,11 @@ def check_arguments(args: Any) -> None:
                 raise ValueError(f"`{field.name}` is {short(value)}, which teams do not support: leave it out.")
         elif isinstance(field, Setting) or hint in NUMBERS:
             try:
-                setattr(args, field.name, check_value(value, hint, limits_of(field, hint)))
+                checked = check_value(value, hint, limits_of(field, hint))
             except ValueError as error:
                 raise ValueError(f"`{field.name}` {error}") from error
+            if isinstance(field, Setting) or isinstance(value, str):  # "1e-5" becomes a number
+                setattr(args, field.name, checked)
 
 
 def limits_of(field: Any, hint: Any) -> dict[str, Any]:
