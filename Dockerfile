@@ -3,7 +3,7 @@
 #   docker build -t trl-multiagent .
 #   docker run --gpus all -v "$PWD/outputs:/work/outputs" trl-multiagent train magrpo --config magrpo_demo
 #
-# Its commands were run one by one in an empty environment on a CPU. The image itself has not been built.
+# The image has not been built yet. A wheel with these files installs and trains in an empty environment.
 FROM python:3.12-slim
 # DeepSpeed builds a small extension at its first run
 RUN apt-get update && apt-get install -y --no-install-recommends g++ git && rm -rf /var/lib/apt/lists/*

@@ -61,7 +61,6 @@ def test_train_launches_every_algorithm_with_the_arguments_in_order(launched, co
     assert arguments.training_script_args == ["run", "marloo", *recipe_arguments]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no such option")
 def test_launched_processes_take_no_modules_from_the_working_directory(launched, tmp_path, monkeypatch):
     cli.main(["train", "magrpo", "--config", "magrpo_he"])
     assert len(launched) == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.runs.run import end_with_one_line
@@ -83,7 +84,7 @@ def full(*args, **kwargs):
 @pytest.mark.parametrize("step", ["_save_optimizer_and_scheduler", "publish", "_load_best_model"])
 def test_the_last_checkpoint_fails(tmp_path, monkeypatch, step):
     arguments = {"save_strategy": "steps", "eval_strategy": "steps", "metric_for_best_model": "reward"}
-    arguments |= {"load_best_model_at_end": True, "eval_dataset": [{"x": "1"}]}
+    arguments |= {"load_best_model_at_end": True, "eval_dataset": Dataset.from_list([{"x": "1"}])}
     trainer = tiny_trainer(tmp_path / "run", **arguments)
     if step == "publish":
         monkeypatch.setattr("trl_multiagent.trainers.base.checkpoints.publish", full)

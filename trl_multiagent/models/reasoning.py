@@ -23,8 +23,6 @@ ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=func
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
 CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"}  # special in some tokenizers
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
-
-
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
 # Where tags are ordinary text
@@ -135,6 +133,5 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
             is_open = True
     if is_open or last is None:
         return "", "" if is_open else text
-    return re.sub(rf"^\s*(?:<\|channel>thought\n|{begin})", "", text[: last.start()]).strip("\n"), text[
-        last.end() :
-    ].lstrip("\n")
+    reasoning, answer = text[: last.start()], text[last.end() :]
+    return re.sub(rf"^\s*(?:<\|channel>thought\n|{begin})", "", reasoning).strip("\n"), answer.lstrip("\n")
