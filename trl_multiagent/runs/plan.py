@@ -75,7 +75,9 @@ def rollout_lines(
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = run.items_per_step * joint_actions  # of one optimizer step
-    or_fewer = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
+    is_open = args.num_episodes is not None and not args.has_num_turns  # the workflow decides when it ends
+    may_end = is_open or args.early_termination_threshold is not None
+    or_fewer = " at most" if may_end and args.num_turns > 1 else ""
     if args.max_steps > 0:
         steps, length = args.max_steps, "max_steps"
     else:
