@@ -161,7 +161,8 @@ def test_examples_are_python_and_links_and_commands_name_files_that_exist(path):
         compile(textwrap.dedent(block), str(path), "exec")
     for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
         assert (path.parent / target).exists(), target
-    for target in re.findall(r"\b(?:recipes|accelerate_configs|benchmarks|docs)/[\w/]+\.(?:py|yaml|md)\b", text):
+    named = re.findall(r"(?<![\w/])(?:recipes|accelerate_configs|benchmarks|docs)/[\w/]+\.(?:py|yaml|md)\b", text)
+    for target in named:
         assert (ROOT / target).exists(), target
 
 

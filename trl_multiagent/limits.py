@@ -34,6 +34,7 @@ INHERITED: dict[str, dict[str, Any]] = {
     **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
     "min_p": {"ge": 0, "le": 1},
     "data_seed": {"ge": 0},
+    "max_steps": {"ne": 0},  # -1 says nothing, and transformers would take 0 for it: all epochs
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 MAX_NAMES = 8  # of a choice that an error lists; of more, the most similar ones
@@ -127,7 +128,7 @@ def check_arguments(args: Any) -> None:
                 checked = check_value(value, hint, limits_of(field, hint))
             except ValueError as error:
                 raise ValueError(f"`{field.name}` {error}") from error
-            if isinstance(field, Setting):
+            if isinstance(field, Setting) or isinstance(value, str):  # "1e-5" becomes a number
                 setattr(args, field.name, checked)
 
 

@@ -276,6 +276,7 @@ WRONG = [
     ({"prompts": {"a": [{"role": "user"}]}}, "`functions.prompts.a`"),
     ({"dataset": {"name": "nowhere.jsonl"}}, "`dataset.name` is 'nowhere.jsonl'"),
     ({"dataset": {"name": __file__}}, f"`dataset.name` is {__file__}; give a Hub id or a path of a .jsonl"),
+    ({"dataset": {"name": "."}}, "`dataset.name` is .; give a Hub id"),
     ({"dataset": {"name": "mixed.jsonl"}}, "mixed.jsonl cannot be read as a table, in which a field has one type"),
     ({"dataset": {"name": "null.jsonl"}}, "row 2: field `topic` is missing or null"),
     ({"external": {"mode": "plain"}}, "`external` is not a known setting"),

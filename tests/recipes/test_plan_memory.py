@@ -9,6 +9,7 @@ import yaml
 
 from trl_multiagent import AgentTeam, MAGRPOConfig, cli
 from trl_multiagent.environments.yaml_task import TASK
+from trl_multiagent.models.packing import pack
 from trl_multiagent.runs.plan import Size, memory_parts, size_of
 
 from prepared import parse_recipe
@@ -100,6 +101,21 @@ def test_measured_peak_of_a_real_model(rows, measured):
     assert sums["held"] + sums["update"] == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("common", [0, 100, 290])
+@pytest.mark.parametrize("hidden_size", [32, 4096])
+def test_activations_are_those_of_packed_rows(common, hidden_size):
+    sequences = [[0] * common + [1 + k // 4] * (300 - common) + [50 + k] * 6 for k in range(8)]
+    packed = pack(sequences, [300] * 8, 6, hidden_size)
+    config = tiny_llama().config
+    config.update({"hidden_size": hidden_size})
+    rows = {"items_per_device": 2, "num_generations": 4, "per_device_train_batch_size": 8}
+    team = size(prompt=300, common=common, dimensions=config)
+    shared, alone = (
+        parts(of=dataclasses.replace(team, packs=packs), **rows)["update"]["activations"] for packs in (True, False)
+    )
+    assert shared / alone == pytest.approx(packed["input_ids"].numel() / (8 * 306), rel=0.02)
+
+
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """A model, and a configuration that names it."""
@@ -123,6 +139,7 @@ def counted(*overrides, algorithm="magrpo"):
 def test_counts_are_those_of_the_teams(files):
     number = tiny_llama().num_parameters()
     full = counted("magrpo.beta=0.1")
+    assert full.packs and not counted("magrpo.max_completion_length=5000").packs
     assert (full.trained, full.frozen, full.largest) == (2 * number, 2 * number, number)  # with references
     assert (full.prompt, full.common, full.acting) == (len("Task 1234:"), len("Task 1"), 2)
     assert counted("agent_model.share_weights=true").trained == number

@@ -8,7 +8,12 @@ import torch
 from datasets import Dataset
 from pairs import pair_config, pairs
 from peft import LoraConfig
-from transformers import AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
+    LlamaForSequenceClassification,
+)
 from trl import RewardConfig, RewardTrainer
 
 from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTrainer
@@ -20,7 +25,7 @@ from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
 from pages import read_page
-from tiny import byte_tokenizer, flip, tiny_classifier
+from tiny import SIZE, byte_tokenizer, flip, tiny_classifier
 
 
 def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
@@ -116,6 +121,22 @@ def test_pairs_share_their_prompts(tmp_path, pad_token_id):
         gradients.append([scores.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)])
     for one, other in zip(*gradients, strict=True):
         assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_models_that_read_the_whole_text_do_not_share_prompts(tmp_path):
+    size = {**SIZE, "intermediate_size": 64, "num_key_value_heads": 1, "head_dim": 16, "num_labels": 1}
+    size |= {"layer_types": ["sliding_attention", "full_attention"]}
+    for both_ways in (False, True):
+        config = Gemma3TextConfig(**size, use_bidirectional_attention=both_ways)
+        trainer = reward_trainer(tmp_path, model=Gemma3TextForSequenceClassification(config), eval_fraction=0.0)
+        assert ("packed" in trainer.data_collator([trainer.train_dataset[0]])) == (not both_ways)
+
+    class OfTheFirstToken(LlamaForSequenceClassification):
+        def forward(self, input_ids, attention_mask, use_cache=False):
+            return self.score(self.model(input_ids, attention_mask=attention_mask).last_hidden_state[:, 0])
+
+    trainer = reward_trainer(tmp_path, model=OfTheFirstToken(tiny_classifier().config), eval_fraction=0.0)
+    assert "packed" not in trainer.data_collator([trainer.train_dataset[0]])
 
 
 @pytest.mark.parametrize("start", [2, 4])  # in the middle of an epoch and of a log's interval, and after the last step

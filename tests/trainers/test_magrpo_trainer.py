@@ -449,6 +449,7 @@ def test_config_sizes():
     assert args.nodes_per_turn == [1, 4, 16] and args.rows_per_item == 42
     args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)
     assert args.items_per_device == 6
+    assert config(learning_rate="1e-5").learning_rate == 1e-5  # as YAML reads it
 
 
 @pytest.mark.parametrize(
@@ -456,6 +457,7 @@ def test_config_sizes():
     [
         ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
+        ({"max_steps": 0}, "`max_steps` is 0"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},

@@ -386,9 +386,9 @@ class ScoringContext:
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
     trees: list[int] | None = None  # the number of the item of each joint action
-    # Whether a reward is only compared with the others of its item. What adds the same to all of them then changes no
-    # update, so an environment may estimate it
-    compared: bool = False
+    # The environment whose rewards are only compared with the others of their item. What adds the same to all of them
+    # then changes no update, so it may estimate that. An environment around it may do more with its rewards
+    compared: "Environment | None" = None
 
 
 _CONTEXT: ContextVar[ScoringContext | None] = ContextVar("scoring_context", default=None)

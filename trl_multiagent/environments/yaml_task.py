@@ -40,7 +40,8 @@ class Rows(DatasetSource):
     config: str | None = setting("Configuration of a dataset on the Hub.")
 
     def __post_init__(self) -> None:
-        if self.name is None or (Path(self.name).is_file() and not self.is_file):
+        is_other = Path(self.name or "").is_file() and not self.is_file
+        if is_other or self.name is None or not self.name.strip("./"):  # `.` and `..` are no folders of data
             raise ValueError(f"`dataset.name` is {self.name or 'missing'}; give a Hub id or a path of a {LOCAL_FILE}.")
         if self.is_file and not Path(self.name).is_file():
             raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")

@@ -62,14 +62,17 @@ class PackedRow:
 
 def can_pack(model: PreTrainedModel, longest: int) -> bool:
     """
-    Returns whether a model accepts positions and 4-dimensional masks, and its attention spans sequences of up to
-    `longest` tokens.
+    Returns whether a model accepts positions and 4-dimensional masks, a token sees no later one, and its attention
+    spans sequences of up to `longest` tokens.
     """
     if longest > MAX_ROW_LENGTH:
         return False
     if not (takes_masks(model) and can_continue_cache(model)):
         return False
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):  # some Gemma models that embed texts
+        return False
+    layers = DynamicCache(config=config).layers
     return all(layer.sliding_window >= longest for layer in layers if type(layer) is DynamicSlidingWindowLayer)
 
 

@@ -340,7 +340,8 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics, reward_none, compared: See [`~environments.base.ScoringContext`].
+        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
+        compared (`bool`): Whether rewards are only compared with the others of their item.
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -354,7 +355,8 @@ def judge_nodes(
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
     prompts = [node.prompts for node in owners]
     numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees, compared)):
+    own = environment if compared else None
+    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees, own)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 

@@ -9,7 +9,7 @@ the longest turn, the activations of a micro-batch, and the log-probabilities.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, cast
 
 import torch
@@ -21,7 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.packing import can_pack, divide
 from trl_multiagent.models.pretrained import find_file, gguf_file_of
+from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
@@ -73,7 +75,9 @@ def rollout_lines(
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = run.items_per_step * joint_actions  # of one optimizer step
-    or_fewer = " at most" if args.early_termination_threshold is not None and args.num_turns > 1 else ""
+    is_open = args.num_episodes is not None and not args.has_num_turns  # the workflow decides when it ends
+    may_end = is_open or args.early_termination_threshold is not None
+    or_fewer = " at most" if may_end and args.num_turns > 1 else ""
     if args.max_steps > 0:
         steps, length = args.max_steps, "max_steps"
     else:
@@ -232,6 +236,7 @@ class Size:
     common: int  # tokens with which all first prompts of its agent begin
     agents: int  # number of agents
     acting: int  # number of agents that act in the first turn
+    packs: bool = True  # whether rows of the update share their prompts
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
@@ -266,15 +271,21 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
+    measured, text = measure_prompts(run, names, environment, items), configs[largest].get_text_config()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(configs[largest])
+    has_router_loss = has_routers(model) and router_loss_coef(text, args.router_aux_loss_coef) != 0.0
+    longest = measured["prompt"] + args.num_turns * args.max_completion_length
     return Size(
         trained=trained,
         frozen=frozen,
         base=sum(bases.values()),
         base_bytes=base_bytes,
         largest=own.get(largest, max(own.values())) + base[largest],
-        dimensions=configs[largest].get_text_config(),
-        **measure_prompts(run, names, environment, items),
+        dimensions=text,
+        **measured,
         agents=len(roles),
+        packs=not has_router_loss and can_pack(model, longest),
     )
 
 
@@ -368,10 +379,13 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     rows_of_step = args.items_per_device * args.rows_per_item
     scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
     rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
-    # The completions of a node share its prompt, and an agent's prompts what they begin with
-    own = longest - args.max_completion_length - size.common
-    tokens = size.agents * size.common + math.ceil(rows / args.completions_per_node) * own
-    tokens += rows * args.max_completion_length
+    # The completions of a node share its prompt, and an agent's prompts what they begin with, if they are in one row
+    prompt, shared = longest - args.max_completion_length, [0] * math.ceil(rows / size.agents)
+    for k in range(1, len(shared) if size.packs else 0):
+        shared[k] = prompt if k % args.completions_per_node else size.common
+    firsts = divide([longest] * len(shared), shared, text.hidden_size)
+    packed = [(end - k) * longest - sum(shared[k + 1 : end]) for k, end in pairwise([*firsts, len(shared)])]
+    tokens = size.agents * len(packed) * max(packed)
     # Under autocast, what stands between the products is in float32
     layer = tokens * number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)
     kept = layers * tokens * number * text.hidden_size

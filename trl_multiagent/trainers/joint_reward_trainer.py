@@ -186,7 +186,9 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     def _packed(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
         """Packs the joint texts of a micro-batch, whose pairs share their prompts, if the model allows it."""
         model, sequences = base_of(self.model), [list(row[name]) for name in ANSWERS for row in rows]
-        if not isinstance(model, GenericForSequenceClassification) or not can_pack(model, max(map(len, sequences))):
+        # Other heads may read other places than the last token
+        reads_end = getattr(type(model), "forward", None) is GenericForSequenceClassification.forward
+        if not reads_end or not can_pack(model, max(map(len, sequences))):
             return {}
         for ids in sequences:  # the score is that of the last token that does not count as padding
             while len(ids) > 1 and ids[-1] == model.config.get_text_config().pad_token_id:

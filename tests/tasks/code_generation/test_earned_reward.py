@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.environments.base import ScoringContext, scoring
+from trl_multiagent.environments.base import EnvironmentWrapper, Outcome, ScoringContext, scoring
+from trl_multiagent.rollout.tree import Node, Samples, judge_nodes
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation.item_facts import facts_program, prompt_examples, read_facts
 
@@ -89,7 +90,7 @@ def test_where_rewards_are_compared_equal_pairs_share_experiments(sandbox):
     rewards = {}
     for compared in (False, True):
         runs.clear()
-        with scoring(ScoringContext(trees=trees, compared=compared)):
+        with scoring(ScoringContext(trees=trees, compared=environment if compared else None)):
             outcomes = environment.score([ITEM] * 12, actions, [[]] * 12)
         rewards[compared] = [outcome.reward for outcome in outcomes]
         tried = [program for programs in runs for program in programs if program.experiments[:1] == ("nothing",)]
@@ -100,6 +101,29 @@ def test_where_rewards_are_compared_equal_pairs_share_experiments(sandbox):
     for k in range(0, 12, 2):  # the same differences, so the same update
         one, other = (rewards[compared][k + 1] - rewards[compared][k] for compared in (False, True))
         assert one == pytest.approx(other, abs=1e-6) and (one == 0) == (k not in (4, 6)) == (other == 0)
+
+
+def test_rewards_that_another_environment_uses_are_not_estimated(sandbox):
+    class Doubled(CodeGenerationEnvironment):
+        """What is estimated would be doubled, too."""
+
+        def score(self, items, joint_actions, histories):
+            return [Outcome(2 * outcome.reward) for outcome in super().score(items, joint_actions, histories)]
+
+    pairs = [(EVEN, SUM_OF_SQUARES), (ALL_AUX, "def f(xs):\n    return aux(xs)")]
+    nodes = [Node(ITEM, (), {"aux": "", "main": ""}, tree=k) for k in range(2)]
+    for node, texts in zip(nodes, pairs, strict=True):
+        roles = zip(("aux", "main"), texts, strict=True)
+        node.samples = {role: Samples([1], [[1]], [text], [[]]) for role, text in roles}
+        node.indices = [(0, 0)]
+    own = CodeGenerationEnvironment(reward_kind="earned", sandbox=sandbox)
+    for environment, expected in (
+        (own, [4.0, 4.0]),
+        (EnvironmentWrapper(own), [4.0, 2.1]),
+        (Doubled(reward_kind="earned", sandbox=sandbox), [8.0, 4.2]),
+    ):
+        outcomes = judge_nodes(environment, nodes, compared=True)
+        assert [x.reward for (x,) in outcomes] == pytest.approx(expected)
 
 
 def test_evaluation_reports_both_kinds(sandbox):

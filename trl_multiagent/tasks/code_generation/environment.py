@@ -406,7 +406,9 @@ class CodeGenerationEnvironment(ProgramEnvironment):
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         context = scoring_context()
-        return self.reward.score(items, joint_actions, trees=context.trees or () if context.compared else ())
+        # A subclass, too, may do more with the rewards than compare them
+        compares = context.compared is self and type(self) is CodeGenerationEnvironment
+        return self.reward.score(items, joint_actions, trees=context.trees or () if compares else ())
 
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
