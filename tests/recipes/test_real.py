@@ -4,8 +4,10 @@ import json
 import zipfile
 
 import pytest
+import torch
 from evaluated import TASK
 
+from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
@@ -150,3 +152,18 @@ def test_evaluate_knows_the_copy_without_the_hub(monkeypatch):
     assert find_config(find_team(name)) is None
     (team,) = name_teams([name], [name], [None], TASK)
     assert (team.location, team.roles) == (name, None)
+
+
+def test_a_run_with_a_reference_policy_resumes(tiny_model, tmp_path):
+    """The check before models are loaded knows the agents' adapters, and not those of the reference policies."""
+
+    def train(*flags):
+        changes = f"agent_model.name={tiny_model} agent_model.torch_dtype=float32 magrpo.output_dir={tmp_path / 'run'}"
+        changes += " magrpo.items_per_device=1 magrpo.num_generations=2 magrpo.max_steps=2 magrpo.disable_tqdm=true"
+        changes += " magrpo.save_strategy=steps magrpo.save_steps=1 magrpo.beta=0.1 magrpo.learning_rate=0.01"
+        cli.main(["run", "magrpo", "--config", "hidden", "--override", *changes.split(), *flags])
+        return AgentTeam.from_pretrained(tmp_path / "run").state_dict()
+
+    whole = train()
+    resumed = train("--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-1"))
+    assert all(torch.equal(x, resumed[name]) for name, x in whole.items())

@@ -22,11 +22,14 @@ def describe_environment(environment: Environment) -> dict[str, Any]:
     return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
-def describe_agent(agent: torch.nn.Module, critics: Iterable[torch.nn.Parameter] = ()) -> str:
-    """Returns the architecture of an agent and its numbers of parameters, without those of critics' adapters."""
-    added = get_model_param_count(torch.nn.ParameterList(critics))
-    trained = get_model_param_count(agent, trainable_only=True) - added
-    return f"{agent.config.model_type}, {get_model_param_count(agent) - added} parameters, {trained} trained"
+def describe_agent(agent: torch.nn.Module, added: Iterable[torch.nn.Parameter] = ()) -> str:
+    """
+    Returns the architecture of an agent and its numbers of parameters, without `added` ones: adapters of critics and
+    of reference policies.
+    """
+    others = torch.nn.ParameterList(added)
+    total, trained = (get_model_param_count(agent, x) - get_model_param_count(others, x) for x in (False, True))
+    return f"{agent.config.model_type}, {total} parameters, {trained} trained"
 
 
 def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:

@@ -51,6 +51,7 @@ from trl_multiagent.jobs.fingerprint import (
 )
 from trl_multiagent.jobs.signals import Stopped, ending_later
 from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.team.adapters import reference_name
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
@@ -235,8 +236,7 @@ def describe_run(
     }
     if team is not None:
         settings |= {
-            f"agent {role}": describe_agent(agent, critic_parameters(team, role))
-            for role, agent in team.agents.items()
+            f"agent {role}": describe_agent(agent, added_parameters(team, role)) for role, agent in team.agents.items()
         }
         settings |= {**describe_adapters(team), "reasoning": team.reasoning}
     settings |= {
@@ -248,12 +248,14 @@ def describe_run(
     return json.loads(json.dumps(settings, default=str))
 
 
-def critic_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
-    """Returns the parameters of the critics' adapters on the model of an agent."""
+def added_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
+    """Returns the parameters of the critics' and the reference policies' adapters on the model of an agent."""
     model = team.policies[role]
-    if team.critics is None or not isinstance(model, PeftModel):
+    if not isinstance(model, PeftModel):
         return []
-    adapters = [backbone.adapter for backbone in team.critics.backbones.values() if backbone.adapter is not None]
+    critics = [] if team.critics is None else team.critics.backbones.values()
+    adapters = [backbone.adapter for backbone in critics if backbone.adapter is not None]
+    adapters += [name for name in map(reference_name, team.roles) if name in model.peft_config]
     return [parameter for adapter in adapters for parameter in adapter_parameters(model, adapter)]
 
 
