@@ -306,7 +306,8 @@ class Observer:
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
         keeps_trees = training and trainer.state.global_step + 1 >= self.next_kept
-        follows = training and any(item_id(node.item) == self.followed for node in turns[0])
+        follows = training and self.followed is not None
+        follows = follows and any(item_id(node.item) == self.followed for node in turns[0])
         if not self.has_trace and not trainer.log_completions and not keeps_trees and not follows:
             return
         rows = trace_rows(
