@@ -366,9 +366,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
 def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
     """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
     args = run.training_args
-    sampler = TeamSampler(
-        team, cast(Any, None), args.use_chat_template, args.history_options, args.chat_template_kwargs
-    )
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
     nodes = first_nodes([items[0]], environment)
     for role in team.roles:
         sampler.prompts(role, acting(role, nodes))
