@@ -35,7 +35,7 @@ from trl_multiagent.runs.models import Run, make_loader, seated
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_folder
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.derive import check_names, task_settings
+from trl_multiagent.settings.derive import check_models, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 
 
@@ -260,7 +260,7 @@ def baseline_model(evaluation: Evaluation) -> str | list[str]:
     names = evaluation.config.baseline_model or evaluation.base
     if names is None:
         raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-    check_names(names, "baseline_model")
+    check_models("baseline_model", names, evaluation.settings.task.models)
     return names
 
 

@@ -20,7 +20,7 @@ from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import choose_task, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import (
     RECIPES,
     ConfigError,
@@ -315,9 +315,7 @@ def find_team(text: str) -> str:
     """
     path = Path(text)
     if not path.is_dir():
-        if path.is_file() and path.suffix != ".gguf":
-            raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
-        check_names(text, "TEAM")
+        check_models("TEAM", text)
         return text
     if holds_model(path):
         return text
@@ -347,9 +345,7 @@ def find_in_repository(name: str, file: str) -> str | None:
     be read.
     """
     from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.runs.models import check_repo_id
 
-    check_repo_id("TEAM", name)
     with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):
         return find_file(name, file)
 
