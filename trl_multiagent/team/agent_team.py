@@ -605,8 +605,8 @@ class AgentTeam(nn.Module):
                 arguments go to the active agent. Two kinds of arguments change an agent's forward: `places` and others
                 of [`~packing.run_scored`]; and `router_weights`, the weights of its tokens in the router loss, see
                 [`~router_loss.forward_with_expert_sums`], which exclude packed rows.
-            critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the
-                sequences that it reads. Needs `team_inputs`.
+            critic_inputs (`dict[str, dict]`, *optional*): For each critic, the arguments of
+                [`~team.critics.Critics.values`]. Needs `team_inputs`.
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's
