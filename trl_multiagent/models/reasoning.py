@@ -97,9 +97,9 @@ class CompletionReader:
                 parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
                 calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
-                # Without its own template or tags, a model has no reasoning. White space is stripped, which code may need
-                has_own = self.parser is self.tokenizer and not self.tags and content != text.strip()
-                if calls or has_own:
+                # White space is stripped, which code may need
+                is_read = self.parser is self.tokenizer and not self.tags and content != text.strip()
+                if calls or is_read:
                     found[k] = (found[k][0] or parsed.get(KEY) or "", content + calls)
         return found
 
@@ -139,8 +139,8 @@ def last_message(text: str) -> str:
 
 def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
     """
-    Returns the reasoning in a text, and the answer: what follows the last closing tag. One of `<think>` does not count
-    in quotation marks and, after the reasoning, in a block of code; texts do not spell those of other models. `opened`:
+    Returns the reasoning in a text, and the answer: what follows the last closing tag. `</think>` does not count in
+    quotation marks and, after the reasoning, in a block of code; no text quotes the tags of other models. `opened`:
     whether the prompt ends with the opening tag. A reasoning that begins a line and does not end is left out, and has
     no answer.
     """
