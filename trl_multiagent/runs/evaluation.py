@@ -208,11 +208,13 @@ def load_items(evaluation: Evaluation) -> Dataset:
 def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
     """Loads a team on the device of this process, see [`~team.load.load_player`]."""
     team = make_loader(evaluation.settings).load_player(names, roles)
+    own, given = team.chat_template_kwargs, evaluation.config.chat_template_kwargs or {}
+    team.chat_template_kwargs = {role: own[role] | given for role in team.roles}
     models = {id(model): model for model in team.policies.values()}
     checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
     description = {
         f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}, "
-        f"reasoning {team.reasoning[role]}"
+        f"reasoning {team.reasoning[role]}, chat template {team.chat_template_kwargs[role]}"
         for role in team.roles
     }
     return LoadedTeam(team, description)

@@ -35,15 +35,16 @@ from trl_multiagent.settings.read import (
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
 
 
+TEMPLATES = "chat_template_kwargs"
 DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 # A stranger may have written the `config.yaml` of a team. Unless --config names the file, it may only contain numbers,
 # truth values, the choices of a setting, and texts in these sections and settings
 TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
 TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
-TEXTS += ["agent_model.adapter_roles"]
+TEXTS += ["agent_model.adapter_roles", f"agent_model.{TEMPLATES}"]
 TEXTS += "functions.prompts functions.order block_building.palettes".split()
 TEXTS += [f"evaluation.{name}" for name in ("baseline_model", "control_model", "pass_metric")]
-TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in SAMPLING_FIELDS[-2:]]
+TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in ("stop_strings", TEMPLATES)]
 TEXTS += ["{algorithm}.frozen_agents"]
 # Values that run code, send requests or weaken the sandbox; `None`: any value
 UNSAFE: dict[str, tuple[Any, ...] | None] = {
@@ -63,7 +64,15 @@ LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devic
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = (*SAMPLING_FIELDS, "discount", "reward_none", "num_agents", "collaboration_mode", "generation_token_budget")
+USED = (
+    *SAMPLING_FIELDS,
+    TEMPLATES,
+    "discount",
+    "reward_none",
+    "num_agents",
+    "collaboration_mode",
+    "generation_token_budget",
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,8 +65,9 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
     kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
-    if model.reasoning is not None:
-        kwargs["reasoning"] = model.reasoning
+    template_kwargs = settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs)
+    own = {"reasoning": model.reasoning, "chat_template_kwargs": template_kwargs}
+    kwargs |= {name: value for name, value in own.items() if value is not None}
     return TeamLoader(
         models=settings.model_names,
         builders=settings.builders,

@@ -39,6 +39,9 @@ class AgentModel:
         "What others see of a completion: the answer after the reasoning ('auto'), or with 'keep' all of it. With "
         "'none', chat templates also get `enable_thinking=False`. By default as saved with a team, or 'auto'."
     )
+    chat_template_kwargs: dict[str, Any] | None = setting(
+        "More arguments of chat templates, such as `enable_thinking`. By default as saved with a team, or none."
+    )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     adapter_roles: list[str] | None = setting(
         "The agents that have a LoRA adapter, by default all; the rest are full."
