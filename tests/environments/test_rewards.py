@@ -213,12 +213,15 @@ def test_chat_messages_for_roles_with_a_chat_template():
     functions = [spy("team"), *(role_reward(role, spy(role)) for role in PROMPTS)]
     functions += [role_reward("poet", spy("text"), False), role_reward("critic", spy("messages"), True)]
     poet = ([{"role": "user", "content": "Write about rain."}], [{"role": "assistant", "content": ACTIONS[0]["poet"]}])
-    with scoring(ScoringContext(chat_roles=frozenset({"poet"}))):
-        rewards(environment(*functions))
-    assert seen["poet"] == poet and seen["critic"] == ("Judge rain.", "rain")
-    assert seen["text"] == ("Write about rain.", ACTIONS[0]["poet"])
-    assert seen["messages"][1] == [{"role": "assistant", "content": "rain"}]
-    assert seen["team"] == ({"poet": "Write about rain.", "critic": "Judge rain."}, ACTIONS[0])
+    for conversational in (False, True):
+        env = environment(*functions, conversational=conversational)
+        with scoring(ScoringContext(chat_roles=frozenset({"poet"}))):
+            rewards(env)
+        assert seen["poet"] == poet and seen["critic"] == ("Judge rain.", "rain")
+        assert seen["text"] == ("Write about rain.", ACTIONS[0]["poet"])
+        assert seen["messages"][1] == [{"role": "assistant", "content": "rain"}]
+        assert seen["team"][1] == {"poet": poet[1] if conversational else ACTIONS[0]["poet"], "critic": "rain"}
+        assert seen["team"][0] == {"poet": poet[0] if conversational else "Write about rain.", "critic": "Judge rain."}
 
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

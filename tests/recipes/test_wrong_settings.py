@@ -12,13 +12,14 @@ import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_multiagent.demo.task import TASK
+from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
 from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
 
-from tiny import PROBLEM, tiny_task, write_problems
+from tiny import PROBLEM, byte_tokenizer, tiny_llama, tiny_task, write_problems
 
 
 # Rules of this package: an algorithm other than MAGRPO, an override or more, and what the message must contain
@@ -295,3 +296,29 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
 def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.base.team_config.is_deepspeed_available", lambda: False)
     assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
+
+
+TEMPLATE = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"""
+
+
+def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama().save_pretrained("model")
+    byte_tokenizer(chat_template=TEMPLATE).save_pretrained("model")
+    Path("rows.jsonl").write_text('{"topic": "rain"}\n')
+    chat = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "On {topic}."}]
+    config = {"prompts": {"poet": "Write {topic}", "critic": chat}, "reward_funcs": ["json.dumps"]}
+    config |= {"dataset": {"name": "rows.jsonl"}, "agent_model": {"name": "./model"}}
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as exit_info:
+        run_recipe("magrpo", FUNCTIONS, ["--config", "config.yaml", "--dry_run"], prog="train")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
+    assert "refuses its prompt: Conversation roles must alternate" in line
+
+
+def test_flags_of_other_programs_are_answered(folder, capsys):
+    Path("rewards.py").touch()
+    assert "--num_processes" in refusal(capsys, "--gpus", "2")
+    assert "is Python; it takes a YAML file" in refusal(capsys, "--config", "rewards.py")

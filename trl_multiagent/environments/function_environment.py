@@ -69,6 +69,8 @@ class FunctionEnvironment(Environment):
             default all act. A template may then use a role as a column: `{writer}` is the writer's last answer, empty
             at turns before its first one. The reward functions score the end of the episode, with the last answer of
             every role; the rewards of earlier turns are 0.
+        conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
+            chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
             for a batch. With `None`, they may take forever.
 
@@ -95,6 +97,7 @@ class FunctionEnvironment(Environment):
         reward_funcs: RewardFunction | list[RewardFunction],
         reward_weights: Sequence[float] | None = None,
         transition: Callable[[dict, History], dict[str, Prompt]] | None = None,
+        conversational: bool = False,
         reward_timeout: float | None = 600.0,
         order: Sequence[Sequence[str]] | None = None,
     ):
@@ -120,7 +123,7 @@ class FunctionEnvironment(Environment):
         self.reward_weights = [x for x in map(as_number, weights) if x is not None and math.isfinite(x)]
         if len(self.reward_weights) < len(weights):
             raise ValueError(f"`reward_weights` is {weights}; it must be a list of finite numbers.")
-        self.transition, self.reward_timeout = transition, reward_timeout
+        self.transition, self.conversational, self.reward_timeout = transition, conversational, reward_timeout
         names = [function_name(function) for function in self.reward_funcs]
         counts = [names[:k].count(name) for k, name in enumerate(names, start=1)]
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
@@ -187,6 +190,7 @@ class FunctionEnvironment(Environment):
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
             "transition": self.transition and function_name(self.transition),
+            "conversational": self.conversational,
             "order": self.order,
         }
 
@@ -215,7 +219,7 @@ class FunctionEnvironment(Environment):
         if not items:
             return []
         context = scoring_context()
-        outcomes = [Outcome(0.0) for _ in items]
+        chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
         trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
         arguments: dict[str, Any] = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
@@ -229,9 +233,16 @@ class FunctionEnvironment(Environment):
             arguments["episodes"].append([*(turn.joint_action for turn in past), last])
         names = [f"The reward function `{name}`" for name in self.reward_names]
         calls = []
-        for name in names:
-            log = {"log_metric": functools.partial(log_metric, name, context.metrics)}
-            calls.append({**arguments, **log, "log_extra": functools.partial(log_extra, name, outcomes)})
+        for name, function in zip(names, self.reward_funcs, strict=True):
+            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
+            call["log_extra"] = functools.partial(log_extra, name, outcomes)
+            if self.conversational and not isinstance(function, RoleReward):
+                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
+                    call[key] = [
+                        {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
+                        for texts in arguments[key]
+                    ]
+            calls.append(call)
         outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
             for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):

@@ -27,10 +27,11 @@ from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
-from trl_multiagent.runs.prepared import PreparedRun, prepare_training
+from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import find_sources, load_tokenizer
 from trl_multiagent.team.load import build
@@ -53,10 +54,11 @@ def rollout_lines(
     roles: Sequence[str],
     environment: Environment | None = None,
     datasets: tuple[Dataset, Dataset | None] | None = None,
+    team: AgentTeam | None = None,
 ) -> dict[str, Any]:
     """
     Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without
-    `datasets`, the function loads those of the recipe.
+    `datasets`, the function loads those of the recipe. `team`: the team without weights, if it is known.
     """
     args, dataset = run.training_args, run.dataset
     num_train = num_eval = None
@@ -67,6 +69,8 @@ def rollout_lines(
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
+    if team is not None and environment is not None and len(items) > 0:
+        check_templates(run, team, environment, items)
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step

@@ -32,6 +32,8 @@ from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.pretrained import quiet_loading
+from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
@@ -324,10 +326,10 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 
-def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
+def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     """
     Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
-    weights load.
+    weights load. Returns `None` if it is not built.
     """
     args, loader, names = run.training_args, run.loader, run.model_list
     if isinstance(args, ActorCriticConfig):
@@ -335,10 +337,10 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
     adapts_critics = isinstance(args, ActorCriticConfig) and args.critic_form == "adapter"
     is_plain = all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments
     if is_plain and not adapts_critics:
-        return  # no setting can be wrong
+        return None  # no setting can be wrong
     is_local = all(name in run.task.models or Path(name).is_dir() for name in names)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
-        return
+        return None
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
@@ -347,13 +349,23 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> None:
                 check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
         if "meta tensor" in str(error):  # the adapters, such as DoRA's, are computed from the weights
-            return
+            return None
         settings = [f"`{run.names_models}: {loader.models}`"]
         settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
     if adapts_critics and not team.has_adapters:
         raise ConfigError(f"`{run.algorithm}.critic_form: adapter` needs LoRA agents: add the section `peft`.")
+    return team
+
+
+def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
+    """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
+    args = run.training_args
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
+    nodes = first_nodes([items[0]], environment)
+    for role in team.roles:
+        sampler.prompts(role, acting(role, nodes))
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:

@@ -32,9 +32,9 @@ def train_on_rollouts(settings: Settings) -> None:
     with end_on_signal(run.prog), run.reservation:
         with end_on_wrong_input(run.prog):
             environment = run.make_environment()
-            check_team(run, environment.roles)
+            outline = check_team(run, environment.roles)
             if run.dry_run:
-                return print_plan(rollout_lines(run, environment.roles, environment))
+                return print_plan(rollout_lines(run, environment.roles, environment, team=outline))
             environment.prepare(run.training_args.num_turns)
             train_dataset, eval_dataset = run.load_datasets()
         check_run(run, environment, train_dataset)

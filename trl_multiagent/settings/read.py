@@ -183,6 +183,8 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     """Reads the layer of the YAML file."""
     if path is None:
         return {}
+    if path.endswith(".py"):
+        raise ConfigError(f"--config {path} is Python; it takes a YAML file, whose setting `task` may name a module.")
     kinds = (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError)
     with config_errors(f"--config {path} is not valid YAML in UTF-8: ", kinds):
         layer = OmegaConf.to_container(OmegaConf.load(path))
@@ -209,6 +211,8 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
     for name, texts in flags.items():
         values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
         value = values if len(values) > 1 else values[0]
+        if name in ("gpus", "num_gpus", "nproc_per_node"):
+            raise ConfigError(f"--{name}: the number of processes, one per GPU, is --num_processes.")
         section = "agent_model" if name in agent_model else algorithm
         path = name if "." in name else f"{section}.{name}"
         set_once(layer, f"--{name}", TRL_FLAGS.get(name, path), value)
