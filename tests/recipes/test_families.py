@@ -16,7 +16,7 @@ PLANS = {
 PEER_CONFIGS = sorted((Path(__file__).parents[1] / "tasks" / "writing" / "peer_configs").glob("*.yaml"))
 CONFIGS = [path for family in PLANS for path in sorted((RECIPES / family / "configs").glob("*.yaml"))]
 BUGS = ["dataset.train_split=test[:2]", "dataset.eval_split=test[:1]", "dataset.mutants=1"]
-CLASSES = ["dataset.train_split=test[:1]", "dataset.eval_split=test[1:2]"]
+CLASSES = ["dataset.train_split=test[1:2]", "dataset.eval_split=test[2:3]"]
 TEXTS = ["dataset.name=demo", "dataset.train_split=train[:4]", "dataset.eval_split=test[:2]"]
 # The recipes that train: a metric of the task, the number of turns, and settings that make the run small
 TRAINED = {
