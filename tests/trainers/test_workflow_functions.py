@@ -393,9 +393,14 @@ def test_mistakes_get_a_sentence():
             play(mistaken, [{"x": 1}], scripted(ANSWERS), num_episodes=1)
     with pytest.raises(TaskError, match="`max_tokens` is 0"):
         play(mistaken, [{"x": 0}, {"x": 1}], scripted(ANSWERS), num_episodes=1)
-    for wrong in (lambda item, episodes: [1.0], lambda item, episodes: ["a"] * 3, lambda item, episodes: None):
-        with pytest.raises(TaskError, match="it must return a list of 3 numbers"):
-            play(debate(group_reward=wrong), [{"x": "1"}], scripted(ANSWERS), num_episodes=3)
+    for wrong, message in (([1.0], "a list of 3 numbers"), (["a"] * 3, "reward 'a'"), (None, "a list of 3 numbers")):
+        with pytest.raises(TaskError, match=message):
+            play(
+                debate(group_reward=lambda item, episodes, wrong=wrong: wrong),
+                [{"x": "1"}],
+                scripted(ANSWERS),
+                num_episodes=3,
+            )
 
     @workflow(roles=ROLES, timeout=0.05)
     async def slow(item, agents):
