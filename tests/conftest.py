@@ -90,6 +90,15 @@ def reports():
         yield
 
 
+@pytest.fixture(scope="module")
+def sandbox(request):
+    """The sandbox of a module's tests, made with the arguments that its `SANDBOX` holds."""
+    from trl_multiagent.code.sandbox import Sandbox
+
+    with Sandbox(**request.module.SANDBOX) as sandbox:
+        yield sandbox
+
+
 @pytest.fixture(scope="session")
 def shared_data(tmp_path_factory) -> Path:
     """A folder with the benchmarks that come with the package, as JSON lines."""

@@ -11,7 +11,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 
-from tiny import byte_tokenizer, tiny_environment, tiny_trainer
+from tiny import byte_tokenizer, tiny_environment, tiny_team, tiny_trainer
 
 
 TEXT = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
@@ -42,6 +42,13 @@ def composite(family, folder):
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return model.eval()
+
+
+def test_a_class_without_a_backbone_is_refused(tmp_path):
+    team = tiny_team()
+    team.agents["main"].base_model_prefix = "none"  # as Llama 4's
+    with pytest.raises(ValueError, match="'main' cannot be trained: LlamaForCausalLM of transformers names no"):
+        tiny_trainer(tmp_path, team)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])

@@ -4,20 +4,28 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import trl
+from datasets import Dataset
+from pairs import pair_trainer
 from transformers import AddedToken
+from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, FunctionSeat, SeatedEnvironment, workflow
-from trl_multiagent.environments.tools import find_calls, tool_workflow
+from trl_multiagent import AgentTeam, FunctionEnvironment, FunctionSeat, SeatedEnvironment, TeamSeat, workflow
+from trl_multiagent.environments.tools import find_calls, tool_workflow, unread_call
 from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.reasoning import CompletionReader
-from trl_multiagent.rollout.sampler import Completions, TeamSampler, render_chat
+from trl_multiagent.models.sampling_loop import StopStrings
+from trl_multiagent.preferences import PreferenceConfig, collect_preferences
+from trl_multiagent.preferences.rows import make_row
+from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import play_episodes
+from trl_multiagent.team.load import TeamLoader
 
-from tiny import byte_tokenizer, tiny_llama
+from tiny import byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
 
 
 THOUGHT, ANSWER = "Maybe ```python\nx = 1\n```?", "It is 42."
@@ -112,11 +120,65 @@ def test_calls_in_a_models_own_form_are_part_of_its_answer():
         assert answer == 'to=functions.guess {"number": 3}' and find_calls(answer) == ['guess {"number": 3}']
     (quoted,) = split(tokenizer_of("gptoss"), thought.replace(THOUGHT, "to=functions.guess {}"))
     assert quoted == ""
-    tokenizer, call = add_response_schema(tokenizer_of("gemma4")), "<|tool_call>call:guess{number:%s<tool_call|>"
-    thought = f"<|channel>thought\n{THOUGHT}<channel|>"
-    found = split(tokenizer, thought + call % "3}", thought + call % "", thought + ANSWER, "<|channel>thought\nx")
-    assert find_calls(found[0]) == ['{"name": "guess", "arguments": {"number": 3}}']
-    assert found[1:] == ["call:guess{number:", ANSWER, ""]
+    call, thought = "<|tool_call>call:guess{number:%s<tool_call|>", f"<|channel>thought\n{THOUGHT}<channel|>"
+    for tokenizer in (tokenizer_of("gemma4"), add_response_schema(tokenizer_of("gemma4"))):
+        texts = (thought + call % "3}", thought + call % "", f"{thought}  {ANSWER}\n", "<|channel>thought\nx")
+        found = split(tokenizer, *texts)
+        assert find_calls(found[0]) == ['{"name": "guess", "arguments": {"number": 3}}']
+        assert found[1:] == ["call:guess{number:", f"  {ANSWER}\n", ""]  # code may need its white space
+    for family in ("lfm2_v2", "lfm2_2_5"):
+        tokenizer = tokenizer_of(family)
+        tokenizer.add_special_tokens({"extra_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
+        plain, answer = split(tokenizer, f" {ANSWER}", "<|tool_call_start|>[guess(number=3)]<|tool_call_end|>")
+        assert plain == f" {ANSWER}" and find_calls(answer) == ['{"name": "guess", "arguments": {"number": 3}}']
+
+
+def test_what_the_chat_template_writes_as_a_call_is_read_or_named(caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
+    for family in ("qwen3", "qwen3_8", "glm4moe", "gptoss", "llama3_2", "nemotron_3_nano", "gemma4", "lfm2_v2"):
+        assert unread_call(tokenizer_of(family)) == ""
+
+    class Count:
+        def reset(self, **item):
+            return ""
+
+        def add(self, number: int) -> str:
+            """
+            Adds a number.
+
+            Args:
+                number: The number.
+            """
+            return ""
+
+        def get_reward(self):
+            return 0.0
+
+    for environment, number in ((tool_workflow(Count, "Add. "), 1), (tool_workflow(Count, lambda item: [USER]), 1)):
+        team = AgentTeam({"agent": tiny_llama()}, {"agent": tokenizer_of("muse_glimmer")})
+        caplog.clear()
+        TeamSampler(team, None).check_items([{"prompt": "x"}], environment)
+        assert sum("as ' to=look_up<|message|><atem:function_calls>" in x for x in caplog.messages) == number
+
+
+USER = {"role": "user", "content": "Add."}
+
+
+def test_a_special_token_is_a_stop_string():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["</tool_call>"]})
+    ids = tokenizer("x{}</tool_call>more")["input_ids"]
+    stops, agents = [(tokenizer, ["</tool_call>"])], torch.zeros(1, dtype=torch.long)
+    ended = [StopStrings(stops, agents, 1).ended(torch.tensor([ids[:k]]), agents).item() for k in range(2, 6)]
+    assert ended == [False, False, True, True]
+
+    @workflow(roles=("a",))
+    async def asks(item, agents):
+        return float(await agents.a("?", stop="</tool_call>") == "x{}</tool_call>")
+
+    team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer})
+    turns = play_episodes([{}], asks, TeamSampler(team, Says(tokenizer, "x{}</tool_call>more")))
+    assert turns[0][0].rewards == [1.0]
 
 
 def test_tags_that_are_special_tokens():
@@ -301,15 +363,78 @@ def test_a_template_of_parts_gets_the_text():
     assert without_markers("x <end_of_utterance>y", pattern) == "x < end_of_utterance>y"
 
 
+ENDS = {
+    "qwen3": "<|im_end|>",
+    "deepseek_r1_distill": "<｜end▁of▁sentence｜>",
+    "gptoss": "<|return|>",
+    "gemma4": "<turn|>",
+}
+
+
+@pytest.mark.parametrize("family", ENDS)
+def test_preferences_are_trained_with_their_reasoning(tmp_path, family):
+    """The tokens are those of sampling. Without a reasoning, or in other families, they are those of TRL."""
+    tokenizer, other = tokenizer_of(family), REASONED[family].replace(ANSWER, "It is 41.")
+    rows = []
+    for answers in ((REASONED[family], other), (ANSWER, "It is 41.")):
+        chosen, rejected = ({"a": x} for x in answers)
+        rows.append(make_row({"a": [{"role": "user", "content": "What?"}]}, chosen, rejected, 1.0, 0.0))
+    team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer})
+    team.reasoning = {"a": "none"}
+    row, plain = pair_trainer(tmp_path, team, train_dataset=Dataset.from_list(rows)).train_dataset
+    messages, kwargs = rows[0]["a_prompt"], {"enable_thinking": False}
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+    text = prompt + REASONED[family] + ENDS[family]
+    assert tokenizer.decode(row["a/prompt_ids"] + row["a/chosen_ids"]) == text
+    assert tokenizer.decode(row["a/prompt_ids"] + row["a/rejected_ids"]) == text.replace(ANSWER, "It is 41.")
+    whole = tokenizer.apply_chat_template(messages + rows[1]["a_chosen"], tokenize=False, **kwargs)
+    assert tokenizer.decode(plain["a/prompt_ids"] + plain["a/chosen_ids"]) == whole
+
+
 def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
     tokenizer = tokenizer_of("qwen3")
     teams = [AgentTeam({role: tiny_llama() for role in "ab"}, dict.fromkeys("ab", tokenizer)) for _ in range(2)]
     teams[0].reasoning = {"a": "keep", "b": "none"}
+    teams[0].chat_template_kwargs["b"] = {"effort": "low"}
     sampler = TeamSampler(MixedTeam({"b": teams[0], "a": teams[1]}), None)
     assert sampler.team.reasoning == {"b": "none", "a": "auto"}
-    assert [sampler.template_kwargs(role) for role in "ba"] == [{"enable_thinking": False}, {}]
+    assert [sampler.template_kwargs(role) for role in "ba"] == [{"enable_thinking": False, "effort": "low"}, {}]
     teams[0].save_pretrained(tmp_path)
-    assert AgentTeam.from_pretrained(tmp_path).reasoning == teams[0].reasoning
-    assert AgentTeam.from_pretrained(tmp_path, reasoning="auto").reasoning == {"a": "auto", "b": "auto"}
+    loaded = AgentTeam.from_pretrained(tmp_path)
+    assert loaded.reasoning == teams[0].reasoning
+    assert loaded.chat_template_kwargs == {"a": {}, "b": {"effort": "low"}}
+    other = AgentTeam.from_pretrained(tmp_path, reasoning="auto", chat_template_kwargs={"effort": "high"})
+    assert other.reasoning == {"a": "auto", "b": "auto"} and other.chat_template_kwargs["b"] == {"effort": "high"}
+    # Where it only plays, its own values count, not those of the run
+    run = TeamLoader("", arguments={"reasoning": "auto", "chat_template_kwargs": {"effort": "high"}})
+    assert run.load_player(str(tmp_path), ["a", "b"]).chat_template_kwargs == loaded.chat_template_kwargs
     with pytest.raises(ValueError, match="`reasoning` is 'kept'; it must be 'auto', 'keep' or 'none'"):
         AgentTeam.from_pretrained(tmp_path, reasoning="kept")
+    file = tmp_path / "team.json"
+    file.write_text(file.read_text().replace('"none"', '"of course"'))
+    with pytest.raises(ValueError, match=r"team\.json: the `reasoning` of 'b' is 'of course'; it must be 'auto', 'ke"):
+        AgentTeam.from_pretrained(tmp_path)
+
+
+EFFORT = "{% for m in messages %}{{ m.content }}{% endfor %}[{{ effort | default('none') }}]"
+
+
+def test_a_team_gets_the_arguments_of_its_training_wherever_it_plays(tmp_path, monkeypatch):
+    environment = FunctionEnvironment({"a": "Question?"}, lambda completions, **columns: [0.0] * len(completions))
+    items = Dataset.from_list([{"x": 1}] * 2)
+    options = {"items_per_device": 1, "num_generations": 2, "chat_template_kwargs": {"effort": "high"}, "num_turns": 1}
+    trainer = tiny_trainer(tmp_path, tiny_team(["a"], EFFORT), environment, train_dataset=items, **options)
+    trainer.save_model(str(tmp_path / "team"))
+    team, seen = AgentTeam.from_pretrained(tmp_path / "team"), []
+    monkeypatch.setattr(TransformersGenerator, "generate", lambda self, turn: seen.append(turn) or says.generate(turn))
+    says = Says(team.tokenizers["a"], "A")
+    team.collaborate("Question?", environment)
+    task = FunctionEnvironment(
+        {"a": "Question?", "b": "?"}, lambda completions, **columns: [0.0], order=[["a"], ["b"]]
+    )
+    seated = SeatedEnvironment(task, {"a": TeamSeat(tmp_path / "team", agent="a", max_new_tokens=8)})
+    play("qwen3", seated)
+    config = PreferenceConfig(str(tmp_path / "pairs"), preference_num_candidates=2, max_completion_length=8)
+    collect_preferences(team, environment, items, config)
+    prompts = [team.tokenizers["a"].decode(turn.prompt_ids["a"][0]) for turn in seen]
+    assert prompts == ["Question?[high]"] * len(prompts) and len(prompts) == 3

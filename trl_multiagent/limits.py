@@ -2,7 +2,7 @@
 Checks the values of settings.
 
 A setting is a dataclass field that [`setting`] makes, with a type annotation and limits such as bounds or choices.
-pydantic checks both, for YAML files and for arguments from Python.
+[`check_value`] checks both, for the reader of YAML files and, in [`check_arguments`], for arguments from Python.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import math
 import operator
 import re
@@ -87,49 +88,76 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
     return field
 
 
-def check_value(value: Any, hint: Any, limits: Mapping[str, Any]) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One setting: its type, its default, its limits as in [`setting`], and its help."""
+
+    hint: Any
+    default: Any
+    limits: Mapping[str, Any]
+    help: str
+    is_supported: bool = True  # if not, it must keep its default
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The texts that it takes, if these are listed."""
+        parts = (self.hint, *typing.get_args(self.hint))
+        found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
+        found += [tuple(x.value for x in part) for part in parts if isinstance(part, type) and issubclass(part, Enum)]
+        return (*self.limits.get("choices", ()), *itertools.chain(*found))
+
+
+def keys_of(cls: type) -> dict[str, Key]:
     """
-    Checks the value of a setting against its type (`hint`) and its limits, and returns it with that type: a number
-    that YAML reads as text, such as `1e-5`, becomes a number, and a single value becomes a list where only a list is
-    allowed. Raises a `ValueError` if the value is not allowed. Its message is the end of a sentence that starts with
-    the name of the setting.
+    Returns the fields of a dataclass as settings. Those in the ClassVar `unsupported` of the class and its base
+    classes must keep their defaults.
     """
-    adapter = TypeAdapter(_constrained(hint, limits), config=STRICT)
+    keys, hints, unsupported = {}, typing.get_type_hints(cls), unsupported_by(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = field.name, hints[field.name]
+        default = None if field.default is dataclasses.MISSING else field.default
+        help = field.metadata.get("help", "")
+        keys[name] = Key(hint, default, limits_of(field, hint), help, name not in unsupported)
+    return keys
+
+
+def check_value(name: str, value: Any, key: Key) -> Any:
+    """
+    Checks the value of a setting against its type and its limits, and returns it with that type: a number that YAML
+    reads as text, such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed.
+    Raises a `ValueError` that begins with the setting's `name` if the value is not allowed.
+    """
+    if same(value, key.default):
+        return value
+    if not key.is_supported:
+        if value is not None and (is_on(value) or is_on(key.default)):
+            raise ValueError(f"`{name}` is {short(value)}, which teams do not support: leave it out.")
+        return value
+    adapter = TypeAdapter(_constrained(key.hint, key.limits), config=STRICT)
     try:
         checked = adapter.validate_python(value)
     except ValidationError as error:
         if not isinstance(value, list | dict | None):
             with contextlib.suppress(ValidationError):
                 return adapter.validate_python([value])
-        raise ValueError(_describe(error, value)) from error
+        raise ValueError(f"`{name}` {_describe(error, value)}") from error
     if isinstance(checked, dict | list) and not _is_finite(checked):  # the type of an entry may be `Any`
-        raise ValueError(f"is {short(value)}; it must have finite numbers only.")
-    if isinstance(checked, dict) and checked.keys() - limits.get("keys", checked):
-        raise ValueError(f"is {short(value)}; it must only have {', '.join(map(repr, limits['keys']))}.")
+        raise ValueError(f"`{name}` is {short(value)}; it must have finite numbers only.")
+    if isinstance(checked, dict) and checked.keys() - key.limits.get("keys", checked):
+        raise ValueError(f"`{name}` is {short(value)}; it must only have {', '.join(map(repr, key.limits['keys']))}.")
     return checked
 
 
 def check_arguments(args: Any) -> None:
     """
-    Checks the arguments of a configuration class that [`setting`] describes, and inherited numbers. Those in the
-    ClassVar `unsupported` of the class and its base classes must keep their defaults. TRL and transformers check the
-    others. Raises `ValueError` if a value is not allowed.
+    Checks the arguments of a configuration class that [`setting`] describes, and inherited numbers. TRL and
+    transformers check the others. Raises `ValueError` if a value is not allowed.
     """
-    hints, unsupported = hints_of(args.__class__), unsupported_by(type(args))
+    keys = keys_of(type(args))
     for field in dataclasses.fields(args):
-        value, hint = getattr(args, field.name), hints[field.name]
-        if same(value, field.default):
-            continue
-        if field.name in unsupported:
-            if value is not None and (is_on(value) or is_on(field.default)):
-                raise ValueError(f"`{field.name}` is {short(value)}, which teams do not support: leave it out.")
-        elif isinstance(field, Setting) or hint in NUMBERS:
-            try:
-                checked = check_value(value, hint, limits_of(field, hint))
-            except ValueError as error:
-                raise ValueError(f"`{field.name}` {error}") from error
-            if isinstance(field, Setting) or isinstance(value, str):  # "1e-5" becomes a number
-                setattr(args, field.name, checked)
+        key = keys[field.name]
+        if isinstance(field, Setting) or key.hint in NUMBERS or not key.is_supported:
+            setattr(args, field.name, check_value(field.name, getattr(args, field.name), key))
 
 
 def limits_of(field: Any, hint: Any) -> dict[str, Any]:
@@ -148,18 +176,12 @@ def limits_of(field: Any, hint: Any) -> dict[str, Any]:
 
 def is_on(value: Any) -> bool:
     """Returns whether a value switches a feature on. Command-line parsers read `no` as False."""
-    return bool(value) and value != "no" and value is not dataclasses.MISSING
+    return bool(value) and value != "no"
 
 
 def unsupported_by(cls: type) -> list[str]:
     """Returns the inherited arguments that a configuration class does not support."""
     return [name for base in cls.__mro__ for name in vars(base).get("unsupported", ())]
-
-
-@functools.cache
-def hints_of(cls: type) -> dict[str, Any]:
-    """Returns the types of a dataclass's fields."""
-    return typing.get_type_hints(cls)
 
 
 def same(value: Any, other: Any) -> bool:

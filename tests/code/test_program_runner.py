@@ -1,11 +1,9 @@
 import json
 import logging
 
-import pytest
-
 from trl_multiagent.code import program_runner
 from trl_multiagent.code.program_runner import ProgramRunner
-from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
+from trl_multiagent.code.sandbox import Check, Program, Verdict
 
 
 CHECKS = "assert f(1) == 1\nassert f(2) == 2"
@@ -15,10 +13,7 @@ HUNGRY = Program("def f(x): return bytearray(10**10)", "f", CHECKS)
 ENDLESS = Program("def f(x):\n    while True: pass", "f", CHECKS)
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=2, check_timeout=0.3, max_timeouts=1) as sandbox:
-        yield sandbox
+SANDBOX = {"workers": 2, "check_timeout": 0.3, "max_timeouts": 1}
 
 
 def test_counts_since_the_last_call(sandbox):

@@ -437,15 +437,16 @@ def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, 
 
 def test_chat_templates_get_the_arguments_of_the_training(runs, tmp_path):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}{{ effort | default('') }}"
-    tiny_team(chat_template=template).save_pretrained(tmp_path / "plain")
-    config = (runs / "plain" / "config.yaml").read_text()
-    lengths = []
-    for number, change in enumerate(("", "  chat_template_kwargs: {effort: high}\n")):
-        (tmp_path / "plain" / "config.yaml").write_text(config + change)
-        folder = tmp_path / str(number)
-        evaluate(tmp_path / "plain", "--override", "dataset.eval_size=1", "--output_dir", folder)
+    team, lengths = tiny_team(chat_template=template), []
+    for own, given in (({}, None), ({"effort": "high"}, None), ({"effort": "high"}, "{effort: higher}")):
+        team.chat_template_kwargs["main"] = own
+        team.save_pretrained(tmp_path / "plain")
+        shutil.copy(runs / "plain" / "config.yaml", tmp_path / "plain")
+        flags = [] if given is None else ["--chat_template_kwargs", given]
+        folder = tmp_path / str(len(lengths))
+        evaluate(tmp_path / "plain", "--override", "dataset.eval_size=1", *flags, "--output_dir", folder)
         lengths.append(transcripts(folder)[0]["turns"][0]["prompt_tokens"]["main"])
-    assert lengths[1] == lengths[0] + len("high")
+    assert lengths == [lengths[0], lengths[0] + len("high"), lengths[0] + len("higher")]
 
 
 def test_an_answer_in_the_prompt_of_another_agent_ends_no_turn(monkeypatch):

@@ -16,6 +16,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer
 from trl_multiagent.hub import push_folder
 from trl_multiagent.models.pretrained import TooLongError
 from trl_multiagent.trainers.base.actor_critic_trainer import value_errors
+from trl_multiagent.trainers.base.batch import critic_inputs
 from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
@@ -410,6 +411,17 @@ def test_a_critic_on_the_agents_base_has_nothing_of_the_agents(tmp_path):
             if adapter in name.split("."):
                 assert torch.equal(saved.pop(name.replace(f".{adapter}", "").replace(".modules_to_save", "")), x)
     assert not agent and not critic
+
+
+def test_a_critic_reads_common_tokens_once(tmp_path):
+    team = critic_trainer(tmp_path, "iac").team
+    sequences = [[80, 81, 82, 83, 84], [80, 81, 82, 83, 84, 90, 91], [95]]
+    inputs = critic_inputs(team.critics.backbones["main"].model, sequences, 0)
+    assert inputs["input_ids"].numel() < sum(map(len, sequences))
+    values = team(team_inputs={}, critic_inputs={"main": inputs})["critics/main"]
+    for value, ids in zip(values, sequences, strict=True):
+        alone = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))}
+        assert torch.allclose(value, team(team_inputs={}, critic_inputs={"main": alone})["critics/main"][0], atol=1e-5)
 
 
 def test_an_agent_has_nothing_of_a_critic_on_its_base(tmp_path):

@@ -253,6 +253,12 @@ def other_team(**changes):
     )
 
 
+def keeping_team():
+    team = tiny_team()
+    team.reasoning["main"] = "keep"
+    return team
+
+
 class OtherEnvironment(FunctionEnvironment):
     pass
 
@@ -284,6 +290,7 @@ class OwnEnvironment(FunctionEnvironment):
             ["agent aux: 'llama, 28896 parameters, 28896 trained'", "agent main: ", "not trained"],
         ),
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
+        ({"team": keeping_team()}, ["reasoning: {'aux': 'auto', 'main': 'auto'}"]),
         ({"train_dataset": tiny_items(12).map(lambda row: {"x": row["x"] + "!"})}, ["train_dataset: '12 items"]),
         ({"environment": OtherEnvironment({"aux": "a", "main": "b"}, count_reward)}, ["Function", "OtherEnvironment"]),
         (

@@ -153,15 +153,6 @@ def test_preferences_of_another_form_than_the_prompts_are_reported(tmp_path, cap
         assert sum("sees other prompts than the evaluation" in message for message in caplog.messages) == number
 
 
-def test_a_template_that_leaves_out_reasoning_is_reported(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
-    cuts = "{% for m in messages %}{{ m.content.split('o')[-1] }}<eos>{% endfor %}"
-    for template, number in ((cuts, 2), (cuts.replace(".split('o')[-1]", ""), 0)):
-        caplog.clear()
-        pair_trainer(tmp_path, tiny_team(chat_template=template), train_dataset=pairs(chat=True))
-        assert sum("changes its answers" in message for message in caplog.messages) == number
-
-
 def test_the_folder_of_the_preferences_stays_as_it_is(tmp_path, tiny_model):
     pairs().save_to_disk(tmp_path / "pairs")
     before = sorted((tmp_path / "pairs").iterdir())

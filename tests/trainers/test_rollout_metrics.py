@@ -105,7 +105,9 @@ def test_roles_that_do_not_act_and_rewards_at_the_end_alone():
     found = rollout_totals(turns, {"aux": [9], "main": [9]}, {}, training=True)
     metrics = found.metrics()
     assert [metrics[f"agents/{role}/return"] for role in ("aux", "main")] == [0.5, 1.0]
-    assert [metrics[f"agents/{role}/reward"] for role in ("aux", "main")] == [1.0, 2.0]
+    # Over all turns, as the team's, which is the mean over the roles
+    assert [metrics[f"agents/{role}/reward"] for role in ("aux", "main")] == pytest.approx([1 / 3, 2 / 3])
+    assert metrics["reward"] == pytest.approx(1 / 2)
     assert (
         metrics["final_turn/reward"] == 0.75 and metrics["return"] == 0.75 and metrics["frac_reward_zero_std"] == 0.5
     )

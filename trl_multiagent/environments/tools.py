@@ -12,22 +12,28 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import get_json_schema
 
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.function_environment import first_prompt
 from trl_multiagent.environments.task_errors import show, task_code
 from trl_multiagent.environments.workflow import Agents, OutOfTurns, WorkflowEnvironment
+from trl_multiagent.models.reasoning import CompletionReader
 
 
-# What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, Mistral, Llama, DeepSeek and gpt-oss
+# What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, Mistral, Llama, DeepSeek, Kimi K2,
+# Cohere, Phi and gpt-oss
 CALL = re.compile(
     r"<tool_call>(.*?)(?:</tool_call>|\Z)|(<function=.*?)(?:</function>|\Z)|\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)"
-    r"|<\|python_tag\|>(.*)|<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|to=functions\.(\w[^{]*\{.*)",
+    r"|<\|python_tag\|>(.*)|<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|to=functions\.(\w[^{]*\{.*)"
+    r"|<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)|<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)"
+    r"|<\|tool_call\|>(.*?)(?:<\|/tool_call\|>|\Z)",
     re.DOTALL,
 )
 # A call whose arguments, in JSON, follow its name
-NAMED = re.compile(r"(?:function<｜tool▁sep｜>)?(?:<function=)?([\w.-]+)(?![\w.-])[^{]*(?=\{)")
+NAMED = re.compile(r"(?:function<｜tool▁sep｜>|<function=|functions\.)?([\w.-]+)(?![\w.-])[^{]*(?=\{)")
 TEXTS = re.compile(
     r"<parameter=([^<>]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>"
     r"|<arg_key>([^<]*)</arg_key>\s*<arg_value>((?:(?!<arg_key>).)*?)</arg_value>",
@@ -107,6 +113,8 @@ class Tools:
     async def _result(self, call: Any) -> str:
         try:
             call = call.get("function", call) if isinstance(call, Mapping) else call  # OpenAI's form
+            if isinstance(call, Mapping) and "tool_name" in call:  # Cohere's
+                call = {"name": call["tool_name"], **call}
             if not isinstance(call, Mapping) or "name" not in call:
                 raise ValueError(f"A call is an object with 'name' and 'arguments'; {show(call)} has no 'name'.")
             if call["name"] not in self.tools:
@@ -136,6 +144,21 @@ def find_calls(answer: str) -> list[str]:
             if calls and all(is_call(call) for call in calls):
                 return [answer]
     return [next(text for text in match.groups() if text is not None) for match in CALL.finditer(answer)]
+
+
+def unread_call(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns how a chat template writes a call, if [`find_calls`] does not read it, or an empty text."""
+    call = {"type": "function", "id": "a12345678", "function": {"name": "look_up", "arguments": {"text": "rain"}}}
+    asked = [{"role": "user", "content": "?"}]
+    with contextlib.suppress(TemplateError, TypeError):  # templates without tools, or for arguments as a text
+        prompt = str(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))
+        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        written = str(tokenizer.apply_chat_template([*asked, answer], tokenize=False)).removeprefix(prompt)
+        ids, reader = [tokenizer(written, add_special_tokens=False)["input_ids"]], CompletionReader(tokenizer)
+        (_, read) = reader.read(tokenizer(prompt)["input_ids"], ids, reader.texts(ids))[0]
+        if "look_up" in written and not any("rain" in str(read_calls(x)) for x in find_calls(read)):
+            return written
+    return ""
 
 
 def is_call(value: Any) -> bool:

@@ -13,7 +13,7 @@ BASELINES = ("raw_single_agent", "concatenation", "pipeline")
 SAMPLING_FIELDS = (
     *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
     *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
-    *("seed", "stop_strings", "chat_template_kwargs"),
+    *("seed", "stop_strings"),
 )
 
 
@@ -41,7 +41,9 @@ class EvaluationConfig(HistoryOptions):
     repetition_penalty: float | None = setting("Penalty of repeated tokens.", gt=0)
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
-    chat_template_kwargs: dict[str, Any] | None = setting("Arguments of the chat templates.")
+    chat_template_kwargs: dict[str, Any] | None = setting(
+        "Arguments of the chat templates, before those of the training."
+    )
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
     reward_none: str | None = setting(
         "Answers that no reward function scores: 'error', or 'drop', which leaves them out of means and reports their "

@@ -124,8 +124,7 @@ def _play_batches(
     own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
     missing = [batch for batch in own if not stage.has(part_of(batch))]
     generator = EpisodeGenerator(policy, loaded.team, config)
-    prompting = (config.use_chat_template, config.history_options, config.chat_template_kwargs)
-    asked = (loaded.team, generator, *prompting)
+    asked = (loaded.team, generator, config.use_chat_template, config.history_options)
     sampler = PipelineSampler(policy.environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
     sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
     names = item_ids(dataset)

@@ -170,6 +170,7 @@ class MixedTeam:
         self.roles = tuple(sources)
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
         self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
+        self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in sources.items()}
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
         return self.sources[role].activate(role)

@@ -115,6 +115,23 @@ def pack(
     return packed | scored(tensors[2], torch.tensor(flat_places))
 
 
+def pack_ends(sequences: Sequence[list[int]], hidden_size: int) -> dict[str, torch.Tensor] | None:
+    """
+    Packs sequences, of which a head reads the last tokens.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `input_ids`, `position_ids` and `readers` of the packed rows, and `ends`, of shape
+        `(num_sequences,)`: the place of each last token in the flattened rows. `None` if packing saves hardly any
+        positions.
+    """
+    # Each last token predicts another one, of which only the place is used
+    packed = pack([[*ids, 0] for ids in sequences], [len(ids) for ids in sequences], 1, hidden_size)
+    if packed is None:
+        return None
+    ends = packed["predicting"][packed["places"][:, 0]]
+    return {name: packed[name] for name in ("input_ids", "position_ids", "readers")} | {"ends": ends}
+
+
 def scored(labels: torch.Tensor, places: torch.Tensor) -> dict[str, torch.Tensor]:
     """
     Returns the arguments of [`run_scored`] that say what the head sees. `labels`: the next token at each place.

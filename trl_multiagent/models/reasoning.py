@@ -3,12 +3,15 @@ Splits completions of reasoning models. Other agents, rewards, graders, seats an
 trace and the agent's own chat template get the whole completion.
 """
 
+import contextlib
+import copy
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from transformers import PreTrainedTokenizerBase
+from trl.chat_template_utils import add_response_schema
 
 
 Reasoning = Literal["auto", "keep", "none"]
@@ -21,7 +24,10 @@ MESSAGE, STARTS = "<|message|>", "<|start|>"
 MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
-CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>"}  # special in some tokenizers
+# Of calls of tools: special tokens in some tokenizers
+CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>"}
+CALL_TOKENS |= {"<|/tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"}
+CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
@@ -31,6 +37,12 @@ QUOTED = (
     r"""|(?:(?<!\w)|\b[bfru]{1,2})'[^'\n]*'(?!\w)"""
 )
 CODE = r"```[^\n`]*\n(?:(?!```)[\s\S])*^[ \t]*```[ \t]*$"
+
+
+def check_reasoning(name: str, value: Any) -> None:
+    """Raises `ValueError`, which begins with `name`, if a value is none of [`Reasoning`]."""
+    if value not in get_args(Reasoning):
+        raise ValueError(f"{name} is {value!r}; it must be 'auto', 'keep' or 'none'.")
 
 
 class CompletionReader:
@@ -46,6 +58,12 @@ class CompletionReader:
         self.hidden = {k for k, token in tokens.items() if token.special or token.content in HIDDEN}
         self.hidden |= {*tokenizer.all_special_ids}
         self.hidden -= {k for k, token in tokens.items() if token.content in shown}
+        self.parser = (
+            tokenizer if getattr(tokenizer, "response_template", None) and self.tags != (BEGIN, END) else None
+        )
+        if self.parser is None and "<|tool_call" in self.template:  # of Gemma 4 and LFM2, whose calls are no JSON
+            with contextlib.suppress(ValueError):  # TRL knows other templates
+                self.parser = add_response_schema(copy.copy(tokenizer))
 
     def texts(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
         """Returns completions as text, without special tokens other than those of a reasoning or of a tool's call."""
@@ -60,30 +78,33 @@ class CompletionReader:
         [`~CompletionReader.texts`]. A reasoning without an end is left out, and its answer is empty.
 
         - Messages: if the chat template has `<|message|>`, see [`last_message`]. The reasoning is left out.
-        - Templates of responses: otherwise, if the tokenizer has a `response_template`, and its reasoning is not
-          between `<think>` and `</think>`, the answer is what its `parse_response` calls content, and its calls of
-          tools, in the form of Qwen.
-        - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`split_reasoning`], which
-          also reads what `parse_response` cannot.
+        - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`split_reasoning`].
+        - Templates of responses: if the tokenizer has a `response_template`, or TRL has one for a tokenizer whose
+          calls of tools are no JSON, its `parse_response` finds calls, which are given in the form of Qwen. Without
+          tags, it also finds the reasoning and the content.
         - Else it is the whole text.
         """
         if self.has_messages:
             return [("", last_message(self.tokenizer.decode(ids))) for ids in completion_ids]
         begin, _ = self.tags or ("", "")
         opened = bool(begin) and self.tokenizer.decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
-        if getattr(self.tokenizer, "response_template", None) is None or begin == BEGIN:
-            return [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
-        prefix, found = self.tokenizer.decode(prompt_ids), []
-        for ids, text in zip(completion_ids, texts, strict=True):
-            try:
-                parsed = self.tokenizer.parse_response(self.tokenizer.decode(ids), prefix=prefix)
-            except ValueError:  # what a model writes need not be well formed, such as a call of a tool
-                found.append(split_reasoning(text, opened, self.tags) if self.tags else ("", ""))
-                continue
-            calls = [json.dumps(call["function"]) for call in parsed.get("tool_calls") or []]
-            answer = (parsed.get("content") or "") + "".join(f"<tool_call>{x}</tool_call>" for x in calls)
-            found.append((parsed.get(KEY) or "", answer))
+        found = [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
+        if self.parser is None:
+            return found
+        prefix = self.tokenizer.decode(prompt_ids)
+        for k, (ids, text) in enumerate(zip(completion_ids, texts, strict=True)):
+            with contextlib.suppress(ValueError):  # what a model writes need not be well formed
+                parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
+                content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
+                calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
+                # It strips white space, which an answer may need
+                if calls or not (self.tags or content == text.strip()):
+                    found[k] = (found[k][0] or parsed.get(KEY) or "", content + calls)
         return found
+
+    def has_reasoning(self, text: str) -> bool:
+        """Returns whether a text of [`~CompletionReader.texts`] has marks of a reasoning."""
+        return MESSAGE in text if self.has_messages else any(tag in text for tag in self.tags or ())
 
     def message(self, text: str, reasoning: str, answer: str) -> dict[str, str]:
         """

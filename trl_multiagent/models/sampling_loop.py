@@ -31,6 +31,7 @@ from transformers.generation import (
 from transformers.utils import logging
 
 from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.models.shared_prompts import RoomyLayer, keep_rows, takes_masks
 
 
@@ -53,7 +54,8 @@ class StopStrings(StoppingCriteria):
     """
 
     def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: torch.Tensor, prompt_length: int):
-        self.stops, self.agents, self.prompt_length = stops, agents.cpu(), prompt_length
+        self.stops = [(CompletionReader(tokenizer), strings) for tokenizer, strings in stops]
+        self.agents, self.prompt_length = agents.cpu(), prompt_length
         self.lengths = torch.full((len(agents),), torch.inf)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
@@ -63,12 +65,12 @@ class StopStrings(StoppingCriteria):
         """Returns which rows end with their last token. `places`: their indices in the batch at the start."""
         completions, places = input_ids[:, self.prompt_length :], places.cpu()
         ended = torch.zeros(len(places), dtype=torch.bool)
-        for agent, (tokenizer, strings) in enumerate(self.stops):
+        for agent, (reader, strings) in enumerate(self.stops):
             own = self.agents[places] == agent
             if strings and own.any():
                 num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
                 ids = completions[own.to(completions.device), -num_tokens:]
-                texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+                texts = reader.texts(ids.tolist())
                 ended[own] = torch.tensor([any(string in text for string in strings) for text in texts])
         lengths = torch.where(ended, completions.size(1), torch.inf)
         self.lengths[places] = lengths.minimum(self.lengths[places])

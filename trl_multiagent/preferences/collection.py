@@ -196,6 +196,8 @@ class _Collection:
         return {
             "round": self.round,
             "roles": list(team.roles),
+            "reasoning": team.reasoning,
+            "arguments of chat templates": team.chat_template_kwargs,
             **{f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()},
             "weights of the team": checksum_of_weights(team.parameters()),
             **(self.comparator.facts if self.comparator else {}),

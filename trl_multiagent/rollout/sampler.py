@@ -27,6 +27,7 @@ from trl.data_utils import prepare_multimodal_messages
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.environments.tools import INSTRUCTIONS, unread_call
 from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
@@ -49,6 +50,7 @@ class SamplingTeam(Protocol):
     roles: tuple[str, ...]
     tokenizers: dict[str, PreTrainedTokenizerBase]
     reasoning: dict[str, Reasoning]
+    chat_template_kwargs: dict[str, dict[str, Any]]
 
     @property
     def joinable(self) -> Mapping[str, str]:
@@ -219,7 +221,6 @@ class TeamSampler:
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
             The part of their past turns that the agents see. By default, each sees all of its own prompts and
             responses.
-        chat_template_kwargs (`dict[str, Any]`, *optional*): Arguments of the chat templates.
 
     `stream` can be set, see [`TurnPrompts`].
     """
@@ -232,18 +233,16 @@ class TeamSampler:
         generator: Generator,
         use_chat_template: bool | None = None,
         history_options: HistoryOptions = FULL_HISTORY,
-        chat_template_kwargs: dict[str, Any] | None = None,
     ):
         self.team = team
         self.generator = generator
         self.use_chat_template = use_chat_template
         self.history_options = history_options
-        self.chat_template_kwargs = chat_template_kwargs or {}
 
     def template_kwargs(self, role: str) -> dict[str, Any]:
         """Returns the arguments of an agent's chat template."""
         thinking = {"enable_thinking": False} if self.team.reasoning[role] == "none" else {}
-        return thinking | self.chat_template_kwargs
+        return thinking | self.team.chat_template_kwargs[role]
 
     @property
     def chat_roles(self) -> frozenset[str]:
@@ -273,7 +272,7 @@ class TeamSampler:
                 call = call_of(node.prompts[role])
                 stop_strings = (*self.generator.stop_strings.get(role, ()), *call.stop)
                 if call.stop or call.max_tokens is not None:
-                    cut_off(sampled, call, tokenizer)
+                    cut_off(sampled, call, reader)
                 texts = reader.texts(sampled.ids)
                 facts = (prompt.prompt, prompt.dropped_turns, stop_strings)
                 made = Samples(prompt.ids, sampled.ids, texts, sampled.logps, *facts)
@@ -325,6 +324,7 @@ class TeamSampler:
             self.prompts(role, own)
             if own and role in self.chat_roles:
                 warn_of_markers(role, self.team.tokenizers[role], own[0].prompts[role])
+                warn_of_calls(role, self.team.tokenizers[role], own[0].prompts[role])
         if state:
             environment.load_state_dict(state)
 
@@ -340,11 +340,20 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
         )
 
 
-def cut_off(sampled: Completions, call: AgentCall, tokenizer: PreTrainedTokenizerBase) -> None:
+def warn_of_calls(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
+    """Warns if a prompt describes tools, but the calls that the chat template writes are not read."""
+    if INSTRUCTIONS.partition("\n")[0] in str(prompt) and (form := unread_call(tokenizer)):
+        logger.warning(
+            f"The chat template of {role!r} writes calls of tools as {form!r}, which is taken for text: only calls in "
+            "the form that its prompt describes are made. To read others, give `calls`."
+        )
+
+
+def cut_off(sampled: Completions, call: AgentCall, reader: CompletionReader) -> None:
     """Cuts completions off, in place, at the limit of their question or after the first of its stop strings."""
     for g, ids in enumerate(sampled.ids):
         length = len(ids) if call.max_tokens is None else min(len(ids), call.max_tokens)
-        texts = (tokenizer.decode(ids[:k], skip_special_tokens=True) for k in range(1, length + 1) if call.stop)
+        texts = (reader.texts([ids[:k]])[0] for k in range(1, length + 1) if call.stop)
         stops = (k for k, text in enumerate(texts, start=1) if any(string in text for string in call.stop))
         length = next(stops, length)
         sampled.ids[g] = ids[:length]

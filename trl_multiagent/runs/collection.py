@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.settings.derive import Settings, check_names, task_settings
+from trl_multiagent.settings.derive import Settings, check_models, task_settings
 from trl_multiagent.settings.read import ConfigError
 
 
@@ -82,7 +82,7 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     if settings.is_centralized:
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
-        check_names(given.get(setting) or [], f"{section}.{setting}")
+        check_models(f"{section}.{setting}", given.get(setting) or [], settings.task.models)
     folder = Path(given.get("output_dir") or settings.output.base_dir) / FOLDER
     return settings.part(PreferenceConfig, **{"output_dir": given.get("preference_dataset") or str(folder), **changes})
 

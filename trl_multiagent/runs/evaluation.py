@@ -35,7 +35,7 @@ from trl_multiagent.runs.models import Run, make_loader, seated
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_folder
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.derive import check_names, task_settings
+from trl_multiagent.settings.derive import check_models, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 
 
@@ -208,11 +208,13 @@ def load_items(evaluation: Evaluation) -> Dataset:
 def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
     """Loads a team on the device of this process, see [`~team.load.load_player`]."""
     team = make_loader(evaluation.settings).load_player(names, roles)
+    own, given = team.chat_template_kwargs, evaluation.config.chat_template_kwargs or {}
+    team.chat_template_kwargs = {role: own[role] | given for role in team.roles}
     models = {id(model): model for model in team.policies.values()}
     checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
     description = {
         f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}, "
-        f"reasoning {team.reasoning[role]}"
+        f"reasoning {team.reasoning[role]}, chat template {team.chat_template_kwargs[role]}"
         for role in team.roles
     }
     return LoadedTeam(team, description)
@@ -258,7 +260,7 @@ def baseline_model(evaluation: Evaluation) -> str | list[str]:
     names = evaluation.config.baseline_model or evaluation.base
     if names is None:
         raise ConfigError("The model of the baselines is not known: give `--baseline_model`.")
-    check_names(names, "baseline_model")
+    check_models("baseline_model", names, evaluation.settings.task.models)
     return names
 
 

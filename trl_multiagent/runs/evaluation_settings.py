@@ -20,7 +20,7 @@ from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import choose_task, settings_of
 from trl_multiagent.settings.algorithms import ALGORITHMS
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import (
     RECIPES,
     ConfigError,
@@ -35,15 +35,16 @@ from trl_multiagent.settings.read import (
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
 
 
+TEMPLATES = "chat_template_kwargs"
 DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 # A stranger may have written the `config.yaml` of a team. Unless --config names the file, it may only contain numbers,
 # truth values, the choices of a setting, and texts in these sections and settings
 TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
 TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
-TEXTS += ["agent_model.adapter_roles"]
+TEXTS += ["agent_model.adapter_roles", f"agent_model.{TEMPLATES}"]
 TEXTS += "functions.prompts functions.order block_building.palettes".split()
 TEXTS += [f"evaluation.{name}" for name in ("baseline_model", "control_model", "pass_metric")]
-TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in SAMPLING_FIELDS[-2:]]
+TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in ("stop_strings", TEMPLATES)]
 TEXTS += ["{algorithm}.frozen_agents"]
 # Values that run code, send requests or weaken the sandbox; `None`: any value
 UNSAFE: dict[str, tuple[Any, ...] | None] = {
@@ -63,7 +64,15 @@ LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devic
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = (*SAMPLING_FIELDS, "discount", "reward_none", "num_agents", "collaboration_mode", "generation_token_budget")
+USED = (
+    *SAMPLING_FIELDS,
+    TEMPLATES,
+    "discount",
+    "reward_none",
+    "num_agents",
+    "collaboration_mode",
+    "generation_token_budget",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,9 +315,7 @@ def find_team(text: str) -> str:
     """
     path = Path(text)
     if not path.is_dir():
-        if path.is_file() and path.suffix != ".gguf":
-            raise ConfigError(f"{text} is a file: give the folder of a saved team or of a run, or a Hub id.")
-        check_names(text, "TEAM")
+        check_models("TEAM", text)
         return text
     if holds_model(path):
         return text
@@ -338,9 +345,7 @@ def find_in_repository(name: str, file: str) -> str | None:
     be read.
     """
     from trl_multiagent.models.pretrained import find_file
-    from trl_multiagent.runs.models import check_repo_id
 
-    check_repo_id("TEAM", name)
     with config_errors(f"TEAM {name!r} is neither a folder nor a repository that can be read: ", (OSError,)):
         return find_file(name, file)
 

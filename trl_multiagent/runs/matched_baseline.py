@@ -26,7 +26,7 @@ from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, pre
 from trl_multiagent.runs.run import settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings, check_names
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.trainers.base.metrics import COST_FILE
@@ -124,7 +124,7 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, s
     model = evaluation.config.control_model or (base[-1] if isinstance(base, list) and base else base)
     if not isinstance(model, str):
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
-    check_names(model, "control_model")
+    check_models("control_model", model, settings.task.models)
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.utils import validate_repo_id
 from peft import LoraConfig
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl import ModelConfig, get_peft_config
@@ -17,14 +16,14 @@ from trl_multiagent.endpoints import EndpointClient, EndpointSettings, make_endp
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_function
-from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.folders import MODEL_FILES, TEAM_FILE, holds_model
+from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.limits import check_value, keys_of
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
-from trl_multiagent.settings.derive import Settings, check_names, task_settings
-from trl_multiagent.settings.read import ConfigError, checked, config_errors
-from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, SeatSettings, keys_of
+from trl_multiagent.settings.derive import Settings, check_models, task_settings
+from trl_multiagent.settings.read import ConfigError, config_errors
+from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, SeatSettings
 from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.team.seat import TeamSeat
@@ -32,33 +31,6 @@ from trl_multiagent.trainers.base.checkpoints import step_of
 
 
 START = "start"  # the name of the models from which the run starts, in the population of its own checkpoints
-
-
-def check_repo_id(setting: str, repo_id: str) -> None:
-    """Raises `ConfigError` if a text cannot be the name of a repository on the Hub."""
-    with config_errors(f"`{setting}`: {repo_id!r} is not a valid name of a repository. "):
-        validate_repo_id(repo_id)
-
-
-def check_models(setting: str, names: Sequence[str], task: Task, gguf_file: str | None = None) -> None:
-    """
-    Raises `ConfigError` if a name is neither a model of the task, nor a folder with a model (or `gguf_file`), nor a
-    possible Hub id.
-    """
-    for name in names:
-        if name in task.models:
-            continue
-        check_names(name, setting)
-        if name.endswith(".gguf") and Path(name).is_file():
-            continue
-        if Path(name).is_file() or name.endswith(".gguf"):
-            raise ConfigError(f"`{setting}` is '{name}', which is neither a folder nor a GGUF file.")
-        if not Path(name).is_dir():
-            check_repo_id(setting, name)
-        elif gguf_file is not None and not (Path(name) / gguf_file).is_file():
-            raise ConfigError(f"`agent_model.gguf_file` is '{gguf_file}', but there is no such file in {name}.")
-        elif gguf_file is None and not holds_model(Path(name)):
-            raise ConfigError(f"`{setting}` is '{name}', a folder with none of {', '.join(MODEL_FILES)}.")
 
 
 def make_peft_config(settings: Settings) -> LoraConfig | None:
@@ -93,8 +65,9 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
     kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
-    if model.reasoning is not None:
-        kwargs["reasoning"] = model.reasoning
+    template_kwargs = settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs)
+    own = {"reasoning": model.reasoning, "chat_template_kwargs": template_kwargs}
+    kwargs |= {name: value for name, value in own.items() if value is not None}
     return TeamLoader(
         models=settings.model_names,
         builders=settings.builders,
@@ -180,7 +153,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
         )
 
     names = [own.team] if own.team is not None else own.population if isinstance(own.population, list) else []
-    check_models(path, names, settings.task)
+    check_models(path, names, settings.task.models)
     if own.team is not None:
         return seat(own.team)
     if isinstance(own.population, list):
@@ -220,9 +193,9 @@ def read_section(path: str, section: Any, cls: type) -> Any:
     keys = keys_of(cls)
     if not isinstance(section, Mapping):
         raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
-    for name, value in section.items():
+    for name in section:
         if name not in keys:
             raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
-        checked(f"{path}.{name}", value, keys[name])
+    values = {name: check_value(f"{path}.{name}", value, keys[name]) for name, value in section.items()}
     with config_errors(f"`{path}`: "):
-        return cls(**section)
+        return cls(**values)

@@ -312,7 +312,7 @@ def measure_prompts(
     for role, source in sources.items():
         tokenizer = load_tokenizer(source, {})
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
-        kwargs = args.chat_template_kwargs or {} if as_chat else {}
+        kwargs = run.loader.arguments.get("chat_template_kwargs", {}) if as_chat else {}
         prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
         if prompts:
             own.append(tokenize_prompts(tokenizer, prompts, **kwargs))

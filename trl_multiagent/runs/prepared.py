@@ -34,10 +34,10 @@ from trl_multiagent.jobs.fingerprint import describe_environment, differences
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
-from trl_multiagent.runs.models import check_models, check_repo_id, make_environment, make_loader, make_peft_config
+from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings, make_training_args, run_id, task_settings
+from trl_multiagent.settings.derive import Settings, check_repo_id, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
@@ -224,7 +224,6 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     work on it.
     """
     algorithm, output = settings.algorithm, settings.output
-    check_models(settings.names_models, settings.model_list, settings.task, settings.agent_model.gguf_file)
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
     training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
@@ -294,9 +293,6 @@ def check_results(settings: Settings, args: Any) -> None:
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
     check_folder(setting, Path(args.output_dir))
-    for name in ("hub_model_id", "log_completions_hub_repo"):
-        if arguments.get(name) is not None:
-            check_repo_id(f"{algorithm}.{name}", arguments[name])
     if unknown := {*args.report_to} - INTEGRATION_TO_CALLBACK.keys():
         known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
         raise ConfigError(f"`{algorithm}.report_to` has {min(unknown)!r}; it must be none, all, or some of {known}.")
@@ -366,9 +362,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
 def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
     """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
     args = run.training_args
-    sampler = TeamSampler(
-        team, cast(Any, None), args.use_chat_template, args.history_options, args.chat_template_kwargs
-    )
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
     nodes = first_nodes([items[0]], environment)
     for role in team.roles:
         sampler.prompts(role, acting(role, nodes))

@@ -14,7 +14,7 @@ from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.models import check_models, loading_arguments, make_environment, make_peft_config
+from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
@@ -40,7 +40,6 @@ def run_reward_model(settings: Settings) -> None:
     with end_on_wrong_input(prog):
         args = make_args(settings)
         name, base = settings.arguments["preference_dataset"], str(settings.model_names)
-        check_models("agent_model.name", [base], settings.task)
         check_results(settings, args)
         environment = make_environment(settings, Path(args.output_dir))
         preferences = load_preferences(name, environment.roles)

@@ -35,7 +35,6 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.models import check_models
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
     AUTO,
@@ -50,7 +49,7 @@ from trl_multiagent.runs.reward_model import checked_args, summary, train_reward
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.derive import Settings, by_path, make_training_args
+from trl_multiagent.settings.derive import Settings, by_path, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
@@ -262,7 +261,7 @@ class PreferenceRun:
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
         if learn_reward in self.stages:
             self.reward_base = self.reward.reward_model_name or settings.model_list[0]
-            check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task)
+            check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task.models)
             self.reward_args = make_reward_args(settings, self.reward, args)
             self.reward_peft = make_reward_peft(algorithm, self.reward)
 

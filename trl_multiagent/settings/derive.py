@@ -4,15 +4,18 @@ import dataclasses
 import importlib.util
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from huggingface_hub.utils import validate_repo_id
+
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
 from trl_multiagent.environments.task_errors import UnavailableError, describe
+from trl_multiagent.folders import MODEL_FILES, holds_model
 from trl_multiagent.limits import short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.settings.algorithms import (
@@ -186,7 +189,7 @@ def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settin
         notes=[],
     )
     check_team_form(settings)
-    check_names(settings.model_list, settings.names_models)
+    check_models(settings.names_models, settings.model_list, task.models, settings.agent_model.gguf_file)
     complete_arguments(settings)
     complete_evaluation(settings)
     if algorithm in ACTOR_CRITICS:
@@ -234,13 +237,33 @@ def check_team_form(settings: Settings) -> None:
         raise ConfigError("Quantized weights need bitsandbytes: pip install trl-multiagent[quantization].")
 
 
-def check_names(names: str | list[str], setting: str) -> None:
-    """Raises `ConfigError` for a path of a model without a folder."""
+def check_repo_id(setting: str, repo_id: str) -> None:
+    """Raises `ConfigError` if a text cannot be the name of a repository on the Hub."""
+    with config_errors(f"`{setting}`: {repo_id!r} is not a valid name of a repository. "):
+        validate_repo_id(repo_id)
+
+
+def check_models(
+    setting: str, names: str | Sequence[str], known: Container[str] = (), gguf_file: str | None = None
+) -> None:
+    """
+    Raises `ConfigError` if a name is neither among `known`, the models of the task, nor a folder with a model (or
+    `gguf_file`), nor a GGUF file, nor a possible Hub id.
+    """
     for name in [names] if isinstance(names, str) else names:
-        is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
-        is_file = name.endswith(".gguf")
-        if is_path and not (Path(name).is_file() if is_file else Path(name).is_dir()):
-            raise ConfigError(f"`{setting}` is {name!r}, but there is no such {'file' if is_file else 'folder'}.")
+        path, is_gguf = Path(name), name.endswith(".gguf")
+        if name in known or (is_gguf and path.is_file()):
+            continue
+        if not path.exists() and (name.startswith(("/", "./", "../", "~")) or name.count("/") > 1):
+            raise ConfigError(f"`{setting}` is {name!r}, but there is no such {'file' if is_gguf else 'folder'}.")
+        if is_gguf or path.is_file():
+            raise ConfigError(f"`{setting}` is {name!r}, which is neither a folder nor a GGUF file.")
+        if not path.is_dir():
+            check_repo_id(setting, name)
+        elif gguf_file is not None and not (path / gguf_file).is_file():
+            raise ConfigError(f"`agent_model.gguf_file` is {gguf_file!r}, but there is no such file in {name}.")
+        elif gguf_file is None and not holds_model(path):
+            raise ConfigError(f"`{setting}` is {name!r}, a folder with none of {', '.join(MODEL_FILES)}.")
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
@@ -361,7 +384,7 @@ def complete_critics(settings: Settings) -> None:
     if form == "head" and models is not None and given is None:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
     elif models is not None and models not in (settings.model_names, [settings.model_names]):  # not the default
-        check_names(models, f"{algorithm}.critic_models")
+        check_models(f"{algorithm}.critic_models", models, settings.task.models)
         built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
         if built:
             raise ConfigError(f"`critic_models` has {min(built)!r}, which the task builds: give a folder or an id.")

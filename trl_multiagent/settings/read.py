@@ -21,9 +21,9 @@ from yaml import YAMLError
 import trl_multiagent
 from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
-from trl_multiagent.limits import check_value, same, short
+from trl_multiagent.limits import check_value, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, Key, known_settings
+from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, known_settings
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -375,16 +375,9 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
             raise ConfigError(f"`{path}` is not a known setting{similar}")
         elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
-            values[section][name] = checked("` or `".join(names), value, known[path])
+            with config_errors():
+                values[section][name] = check_value("` or `".join(names), value, known[path])
     return values, without_effect
-
-
-def checked(name: str, value: Any, key: Key) -> Any:
-    """Returns the value of a setting with its type. Raises a `ConfigError` that begins with the setting's name."""
-    if same(value, key.default):
-        return value
-    with config_errors(f"`{name}` "):
-        return check_value(value, key.hint, key.limits)
 
 
 def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

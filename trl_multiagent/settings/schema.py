@@ -4,16 +4,12 @@ configuration class.
 """
 
 import dataclasses
-import itertools
-import typing
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
-from trl_multiagent.limits import hints_of, limits_of, setting
+from trl_multiagent.limits import Key, keys_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
 
@@ -42,6 +38,9 @@ class AgentModel:
     reasoning: Literal["auto", "keep", "none"] | None = setting(
         "What others see of a completion: the answer after the reasoning ('auto'), or with 'keep' all of it. With "
         "'none', chat templates also get `enable_thinking=False`. By default as saved with a team, or 'auto'."
+    )
+    chat_template_kwargs: dict[str, Any] | None = setting(
+        "More arguments of chat templates, such as `enable_thinking`. By default as saved with a team, or none."
     )
     share_weights: bool = setting("Whether all agents are one model, told apart by their prompts.", False)
     adapter_roles: list[str] | None = setting(
@@ -286,34 +285,6 @@ SHARED_SECTIONS: dict[str, type] = {
 def sections_of(task: Task) -> dict[str, type]:
     """Returns the dataclass of each section, by name: the sections that every task has, and the task's own."""
     return SHARED_SECTIONS | task.settings
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key of a section: its type, its default, its limits as in [`~limits.setting`], and its help."""
-
-    hint: Any
-    default: Any
-    limits: Mapping[str, Any]
-    help: str
-
-    @property
-    def choices(self) -> tuple[Any, ...]:
-        """The texts that it takes, if these are listed."""
-        parts = (self.hint, *typing.get_args(self.hint))
-        found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
-        found += [tuple(x.value for x in part) for part in parts if isinstance(part, type) and issubclass(part, Enum)]
-        return (*self.limits.get("choices", ()), *itertools.chain(*found))
-
-
-def keys_of(cls: type) -> dict[str, Key]:
-    """Returns the fields of a dataclass as keys of a section."""
-    keys = {}
-    for field in dataclasses.fields(cls):
-        hint = hints_of(cls)[field.name]
-        default = None if field.default is dataclasses.MISSING else field.default
-        keys[field.name] = Key(hint, default, limits_of(field, hint), field.metadata.get("help", ""))
-    return keys
 
 
 def algorithm_keys(algorithm: str) -> dict[str, Key]:

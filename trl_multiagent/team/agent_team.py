@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args, overload
+from typing import Any, cast, overload
 
 import torch
 from accelerate.utils import send_to_device
@@ -23,7 +23,7 @@ from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
-from trl_multiagent.models.reasoning import Reasoning
+from trl_multiagent.models.reasoning import Reasoning, check_reasoning
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
@@ -79,6 +79,7 @@ class AgentTeam(nn.Module):
         reasoning (`dict[str, str]`): What others see of each role's completions with a reasoning, see
             [`~models.reasoning.CompletionReader`]: with `"auto"` the answer, with `"keep"` all of it. With `"none"`,
             the chat template also gets `enable_thinking=False`.
+        chat_template_kwargs (`dict[str, dict]`): More arguments of each role's chat template.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
         saved and loaded with
@@ -115,6 +116,7 @@ class AgentTeam(nn.Module):
         self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
         self.reasoning: dict[str, Reasoning] = dict.fromkeys(self.roles, "auto")
+        self.chat_template_kwargs: dict[str, dict[str, Any]] = {role: {} for role in self.roles}
         self.frozen: frozenset[str] = frozenset()
         self.critics: Critics | None = None
         self.uses_dropout = False
@@ -162,6 +164,7 @@ class AgentTeam(nn.Module):
         base_dtype: str | torch.dtype | None = None,
         tokenizer_kwargs: dict[str, Any] | None = None,
         reasoning: Reasoning | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
         **model_init_kwargs: Any,
     ) -> "AgentTeam":
         """
@@ -186,6 +189,7 @@ class AgentTeam(nn.Module):
                 `add_bos_token`.
             reasoning (`str`, *optional*): The attribute of that name, for all agents. By default that of a saved team,
                 or `"auto"`.
+            chat_template_kwargs (`dict`, *optional*): Likewise.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
             default), `revision`,
                 `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
@@ -202,8 +206,8 @@ class AgentTeam(nn.Module):
         for argument in ("tokenizer", "processing_class"):
             if argument in model_init_kwargs:
                 raise TypeError(f"`{argument}` is loaded with each agent: give its options as `tokenizer_kwargs`.")
-        if reasoning not in (None, *get_args(Reasoning)):
-            raise ValueError(f"`reasoning` is {reasoning!r}; it must be 'auto', 'keep' or 'none'.")
+        if reasoning is not None:
+            check_reasoning("`reasoning`", reasoning)
         for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
             if config is not None:
                 check_adapter_config("an agent", config)
@@ -226,10 +230,12 @@ class AgentTeam(nn.Module):
         if adapted:
             models |= load_adapters({role: sources[role] for role in adapted}, configs, seed, model_init_kwargs)
         team = cls({role: models[role] for role in sources}, tokenizers)
+        if saved is not None:
+            team.reasoning, team.chat_template_kwargs = saved.reasoning, saved.chat_template_kwargs
         if reasoning is not None:
             team.reasoning = dict.fromkeys(team.roles, reasoning)
-        elif saved is not None:
-            team.reasoning = saved.reasoning
+        if chat_template_kwargs is not None:
+            team.chat_template_kwargs = dict.fromkeys(team.roles, chat_template_kwargs)
         return team
 
     def __getitem__(self, role: str) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
@@ -261,7 +267,8 @@ class AgentTeam(nn.Module):
             elif role == name:  # a shared model is saved once
                 save_model(model, target, weights)
             self.tokenizers[role].save_pretrained(target)
-        TeamFile(self.form, {role: self.folder(role) for role in self.roles}, self.reasoning).write(folder)
+        folders = {role: self.folder(role) for role in self.roles}
+        TeamFile(self.form, folders, self.reasoning, self.chat_template_kwargs).write(folder)
         if self.critics is not None:
             self.critics.save(folder, state_dict)
 
@@ -598,8 +605,8 @@ class AgentTeam(nn.Module):
                 arguments go to the active agent. Two kinds of arguments change an agent's forward: `places` and others
                 of [`~packing.run_scored`]; and `router_weights`, the weights of its tokens in the router loss, see
                 [`~router_loss.forward_with_expert_sums`], which exclude packed rows.
-            critic_inputs (`dict[str, dict]`, *optional*): For each critic, `input_ids` and `attention_mask` of the
-                sequences that it reads. Needs `team_inputs`.
+            critic_inputs (`dict[str, dict]`, *optional*): For each critic, the arguments of
+                [`~team.critics.Critics.values`]. Needs `team_inputs`.
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's

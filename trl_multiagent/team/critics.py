@@ -26,6 +26,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
+from trl_multiagent.models.packing import mask_of
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, seeded
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
@@ -137,20 +138,34 @@ class Critics(nn.Module):
             parameters += self.models[name].parameters()
         return parameters
 
-    def values(self, name: str, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def values(
+        self,
+        name: str,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        readers: torch.Tensor | None = None,
+        ends: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """
-        Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left. The
-        team must have activated the critic.
+        Computes the outputs of a critic's head for sequences of shape `(num_rows, length)`, padded on the left, or for
+        packed ones, see [`~models.packing.pack_ends`]. The team must have activated the critic.
 
         Returns:
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
         model = base_of(self.backbones[name].model)
         options: dict[str, Any] = without_router_logits(model)
-        if takes_positions(model):
-            options["position_ids"] = token_positions(attention_mask)
+        if readers is not None:
+            assert position_ids is not None
+            attention_mask = mask_of(readers, position_ids, model.dtype)
+        elif attention_mask is not None and takes_positions(model):
+            position_ids = token_positions(attention_mask)
+        if position_ids is not None:
+            options["position_ids"] = position_ids
         outputs = model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **options)
-        hidden, head = outputs.last_hidden_state[:, -1], self.heads[name]
+        hidden, head = outputs.last_hidden_state, self.heads[name]
+        hidden = hidden[:, -1] if ends is None else hidden.flatten(0, 1)[ends]
         with torch.autocast(hidden.device.type, enabled=False):
             return head(hidden.to(head[-1].weight.dtype)).squeeze(-1).float()
 

@@ -15,7 +15,7 @@ from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
 from trl_multiagent.models.pretrained import find_file, gguf_file_of, load_model, seeded
-from trl_multiagent.models.reasoning import Reasoning
+from trl_multiagent.models.reasoning import Reasoning, check_reasoning
 
 
 AGENTS_FOLDER = "agents"
@@ -29,13 +29,14 @@ Form = Literal["full", "shared", "lora", "mixed"]
 @dataclass
 class TeamFile:
     """
-    The contents of `team.json`: the form of the team and, of each role, the folder in the folder of the team and what
-    others see of its reasoning, see [`AgentTeam`].
+    The contents of `team.json`: the form of the team and, of each role, the folder in the folder of the team, what
+    others see of its reasoning, and arguments of its chat template, see [`AgentTeam`].
     """
 
     form: Form
     folders: dict[str, str]
     reasoning: dict[str, Reasoning]
+    chat_template_kwargs: dict[str, dict[str, Any]]
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -43,7 +44,15 @@ class TeamFile:
 
     def write(self, folder: Path) -> None:
         """Writes `team.json` into the team's folder."""
-        agents = [{"role": role, "folder": x, "reasoning": self.reasoning[role]} for role, x in self.folders.items()]
+        agents = [
+            {
+                "role": role,
+                "folder": folder,
+                "reasoning": self.reasoning[role],
+                "chat_template_kwargs": self.chat_template_kwargs[role],
+            }
+            for role, folder in self.folders.items()
+        ]
         contents = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
         (folder / TEAM_FILE).write_text(json.dumps(contents, indent=2) + "\n")
 
@@ -62,17 +71,20 @@ def read_team_file(path: str | Path) -> TeamFile:
         version, form = contents["format_version"], contents["form"]
         agents = [(agent["role"], str(agent["folder"])) for agent in contents["agents"]]
         reasoning = {agent["role"]: agent.get("reasoning", "auto") for agent in contents["agents"]}
+        template_kwargs = {agent["role"]: dict(agent.get("chat_template_kwargs", {})) for agent in contents["agents"]}
     if version != FORMAT_VERSION or form not in get_args(Form):
         raise ValueError(
             f"{path} has the format version {version!r} and the form {form!r}; this release reads version "
             f"{FORMAT_VERSION}."
         )
     check_roles([role for role, _ in agents])
+    for role, value in reasoning.items():
+        check_reasoning(f"{path}: the `reasoning` of {role!r}", value)
     parts = [path.parent / folder for folder in (*dict(agents).values(), CRITICS_FOLDER)]
     for file in (path, *parts, *(file for part in parts for file in part.rglob("*"))):
         if leads_out(file, path.parent):
             raise ValueError(f"{file} leads out of the team's folder: replace it by a copy of {file.resolve()}.")
-    return TeamFile(form, dict(agents), reasoning)
+    return TeamFile(form, dict(agents), reasoning, template_kwargs)
 
 
 # Loading

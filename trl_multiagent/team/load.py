@@ -103,7 +103,8 @@ def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwarg
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
-        model_init_kwargs.pop("revision", None)  # it is the revision of the run's models
+        for name in ("revision", "reasoning", "chat_template_kwargs"):  # those of the run's models
+            model_init_kwargs.pop(name, None)
     shares = isinstance(names, str) and not is_saved and len(roles) > 1
     return AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
 

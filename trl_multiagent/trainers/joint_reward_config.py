@@ -1,9 +1,8 @@
 from dataclasses import dataclass
-from typing import ClassVar
 
 from trl import RewardConfig
 
-from trl_multiagent.limits import setting
+from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.trainers.base.team_config import CommonConfig
 
 
@@ -33,13 +32,15 @@ class JointRewardConfig(CommonConfig, RewardConfig):
     > `bf16` defaults to `True` only if a GPU supports it.
     """
 
-    unsupported: ClassVar[tuple[str, ...]] = ("chat_template_path", "label_smoothing_factor", "remove_unused_columns")
-
     max_length: int | None = setting(default=2048, ge=1)
     freeze_backbone: bool = setting(default=False)
     eval_fraction: float = setting(default=0.1, ge=0, lt=1)
     prompt_template: str | None = setting()
     answer_template: str | None = setting()
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+        super().__post_init__()
 
     def _check_combinations(self) -> None:
         super()._check_combinations()

@@ -20,7 +20,7 @@ from trl_multiagent.folders import write_json
 from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.packing import can_pack, pack, run_ends
+from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
@@ -193,14 +193,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         for ids in sequences:  # the score is that of the last token that does not count as padding
             while len(ids) > 1 and ids[-1] == model.config.get_text_config().pad_token_id:
                 ids.pop()
-        hidden_size = model.config.get_text_config().hidden_size
-        # Their last tokens predict another one, of which only the place is used
-        packed = pack([[*ids, 0] for ids in sequences], [len(ids) for ids in sequences], 1, hidden_size)
-        if packed is None:
-            return {}
-        names = ("input_ids", "position_ids", "readers")
-        ends = packed["predicting"][packed["places"][:, 0]]
-        return {"packed": {**{name: packed[name] for name in names}, "ends": ends}}
+        packed = pack_ends(sequences, model.config.get_text_config().hidden_size)
+        return {} if packed is None else {"packed": packed}
 
     # Loss and evaluation
 

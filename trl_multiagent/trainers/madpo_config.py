@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from trl import DPOConfig
 
-from trl_multiagent.limits import setting
+from trl_multiagent.limits import check_arguments, setting
 from trl_multiagent.rollout.options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -41,20 +41,6 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
         *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
     )
 
-    unsupported: ClassVar[tuple[str, ...]] = (
-        *("label_smoothing_factor", "ld_alpha", "padding_free", "use_liger_kernel", "activation_offloading"),
-        *(
-            "pad_token",
-            "truncation_mode",
-            "remove_unused_columns",
-            "pad_to_multiple_of",
-            "label_smoothing",
-            "discopop_tau",
-        ),
-        *("f_divergence_type", "f_alpha_divergence_coef", "use_weighting"),
-        *("precompute_ref_log_probs", "precompute_ref_batch_size"),
-    )
-
     reference_free: bool = setting(default=False)
     use_environment_step: bool = setting(default=True)
     environment_steps_per_pair: int = setting(default=2, ge=1)
@@ -65,14 +51,12 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     def __post_init__(self) -> None:
         if isinstance(self.loss_type, str):
             self.loss_type: list[str] = [self.loss_type]
-        self._check_values()
+        if not self.loss_type or not {*self.loss_type} <= {*LOSS_TYPES}:
+            raise ValueError(f"`loss_type` is {self.loss_type}; a team has the losses {', '.join(LOSS_TYPES)}.")
+        check_arguments(self)
         super().__post_init__()
 
     @property
     def weighted_losses(self) -> list[tuple[str, float]]:
         """Each loss in `loss_type`, with its weight."""
         return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))
-
-    def _check_values(self) -> None:
-        if not self.loss_type or not {*self.loss_type} <= {*LOSS_TYPES}:
-            raise ValueError(f"`loss_type` is {self.loss_type}; a team has the losses {', '.join(LOSS_TYPES)}.")

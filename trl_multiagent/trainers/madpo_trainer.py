@@ -19,7 +19,9 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.pretrained import check_length
+from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
@@ -28,7 +30,7 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.rollout.history import uses_chat_template
-from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments
+from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments, tokenize_prompts
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
@@ -194,9 +196,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             texts = dataset.select_columns(list(text_columns(role)))
             texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
             self._tokenizer = tokenizer
+            answers = ReasonedAnswers(tokenizer, self.sampler.template_kwargs(role))
             with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
-                tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
-            warn_of_changes(role, tokenizer, texts[0]["chosen"], tokens[0]["prompt_ids"] + tokens[0]["chosen_ids"])
+                tokens = super()._prepare_dataset(texts.map(answers.hide), tokenizer, args, f"{name}, {role},")
+                tokens = tokens.map(answers.tokenize)
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
         dataset = concatenate_datasets(parts, axis=1)
@@ -477,14 +480,36 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         )
 
 
-def warn_of_changes(role: str, tokenizer: PreTrainedTokenizerBase, answer: Any, ids: list[int]) -> None:
-    """Warns if a chat template changes an answer. `ids`: the tokens of the prompt and the answer."""
-    text = tokenizer.decode(ids)
-    if not isinstance(answer, str) and any((message["content"] or "").strip() not in text for message in answer):
-        logger.warning(
-            f"The chat template of {role!r} changes its answers, such as one that leaves out reasoning. The training "
-            f"sees {text!r}."
-        )
+class ReasonedAnswers:
+    """
+    Tokenizes answers that have a reasoning, in messages, as they were sampled: after the prompt with the beginning of
+    an answer. Chat templates leave a reasoning out, change or refuse it. The end of the answer is that of the
+    template. Other rows are tokenized by TRL. `template_kwargs`: arguments of the chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]):
+        self.tokenizer, self.template_kwargs = tokenizer, template_kwargs
+        self.reader = CompletionReader(tokenizer)
+
+    def hide(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
+        changes: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        if isinstance(row["chosen"], str):
+            return changes
+        texts = ["".join(x["content"] for x in row[name]) for name in ("chosen", "rejected")]
+        if not any(map(self.reader.has_reasoning, texts)):
+            return {**changes, "sampled": []}
+        stand_in = [{"role": "assistant", "content": CONTENT}]
+        return {**changes, "chosen": stand_in, "rejected": stand_in, "sampled": texts}
+
+    def tokenize(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Returns the columns of tokens that are not those of TRL."""
+        if not row.get("sampled"):
+            return {}
+        end = self.tokenizer.decode(row["chosen_ids"]).rpartition(CONTENT)[2].rstrip()
+        (prompt,) = tokenize_prompts(self.tokenizer, [row["prompt"]], **self.template_kwargs)
+        texts = [text + end for text in row["sampled"]]
+        return dict(zip(TOKENS, [prompt, *self.tokenizer(texts, add_special_tokens=False)["input_ids"]], strict=True))
 
 
 def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfig) -> None:

@@ -8,10 +8,7 @@ from trl_multiagent.code.sandbox import Program, Sandbox
 from trl_multiagent.code.sandbox.helpers import wire
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=2, check_timeout=1.0, max_timeouts=2, retries=0) as sandbox:
-        yield sandbox
+SANDBOX = {"workers": 2, "check_timeout": 1.0, "max_timeouts": 2, "retries": 0}
 
 
 def judge(sandbox, source, checks, setup="", **fields):

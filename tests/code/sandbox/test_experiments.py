@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_multiagent.code.sandbox import Program, Sandbox
+from trl_multiagent.code.sandbox import Program
 
 
 EXPERIMENTS = ("nothing", "constant", "alone", "first")
@@ -29,10 +29,7 @@ TEAMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=2.0, retries=0) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 2.0, "retries": 0}
 
 
 def run(sandbox, source, checks=CHECKS, experiments=(), needed=range(7), watch=("aux",), helper="", **options):

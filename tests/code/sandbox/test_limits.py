@@ -20,10 +20,7 @@ def statuses(verdict):
     return [check.status for check in verdict.checks]
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=2, check_timeout=0.5, max_timeouts=2, memory_mb=128) as sandbox:
-        yield sandbox
+SANDBOX = {"workers": 2, "check_timeout": 0.5, "max_timeouts": 2, "memory_mb": 128}
 
 
 def test_timed_out_checks_are_counted_and_the_rest_is_not_run(sandbox):

@@ -4,13 +4,10 @@ import textwrap
 
 import pytest
 
-from trl_multiagent.code.sandbox import Program, Sandbox
+from trl_multiagent.code.sandbox import Program
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=1, check_timeout=0.5, max_timeouts=2, retries=0) as sandbox:
-        yield sandbox
+SANDBOX = {"workers": 1, "check_timeout": 0.5, "max_timeouts": 2, "retries": 0}
 
 
 def run(sandbox, source, tests, setup="", **fields):

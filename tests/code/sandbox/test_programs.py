@@ -1,8 +1,6 @@
 """Honest programs that are easily scored wrong, and hostile ones that are easily believed."""
 
-import pytest
-
-from trl_multiagent.code.sandbox import Program, Sandbox
+from trl_multiagent.code.sandbox import Program
 
 
 HONEST = {
@@ -114,10 +112,7 @@ def f(x):
 }
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=2.0, max_timeouts=1) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 2.0, "max_timeouts": 1}
 
 
 def test_honest_programs_pass(sandbox):

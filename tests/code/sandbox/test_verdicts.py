@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from trl_multiagent.code.sandbox import Program, Sandbox
+from trl_multiagent.code.sandbox import Program
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=2.0) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 2.0}
 
 
 def judge(sandbox, source, checks, entry_point="f", **fields):

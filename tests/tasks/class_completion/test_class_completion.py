@@ -105,10 +105,7 @@ POP = "def pop(self):\n    return self.items.pop()\n"
 HALF = "def half(n):\n    return n // 2\n"
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(workers=2, check_timeout=2.0) as sandbox:
-        yield sandbox
+SANDBOX = {"workers": 2, "check_timeout": 2.0}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 import pytest
 
-from trl_multiagent.code.sandbox import Check, Sandbox, Verdict
+from trl_multiagent.code.sandbox import Check, Verdict
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 
 
@@ -22,10 +22,7 @@ AUX = "def aux(xs):\n    return sum(xs)\n"
 MAIN = "def f(xs):\n    total = aux(xs)\n    return scale(total)\n"
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=2.0) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 2.0}
 
 
 class FakeSandbox:

@@ -5,7 +5,6 @@ like them.
 
 import pytest
 
-from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation import reward as reward_module
 from trl_multiagent.tasks.code_generation.reward import analyze
@@ -196,10 +195,7 @@ HONEST = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=5.0) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 5.0}
 
 
 def score(sandbox, *pairs, item=ITEM, kind="earned"):

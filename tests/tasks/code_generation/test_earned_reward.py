@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.environments.base import EnvironmentWrapper, Outcome, ScoringContext, scoring
 from trl_multiagent.rollout.tree import Node, Samples, judge_nodes
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
@@ -18,10 +17,7 @@ from typical_pairs import ALL_AUX, ALL_MAIN, EVEN, ITEM, SUM_OF_SQUARES, table
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox(check_timeout=5.0) as sandbox:
-        yield sandbox
+SANDBOX = {"check_timeout": 5.0}
 
 
 def score(sandbox, *pairs, item=ITEM, kind="earned"):
@@ -42,7 +38,7 @@ def make_item(prompt, test, solution="", entry_point="f"):
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
     assert table(sandbox) in (DOCS / "reward.md").read_text(), (
-        "run python tests/helpers/typical_pairs.py and put what it prints into docs/reward.md"
+        "run python scripts/typical_pairs.py and put what it prints into docs/reward.md"
     )
 
 

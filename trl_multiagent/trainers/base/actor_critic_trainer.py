@@ -5,7 +5,7 @@ The base class of all trainers with critics, which are trained together with the
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from statistics import fmean, pvariance
 from typing import Any, cast
 
@@ -15,18 +15,20 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
 from trl_multiagent.rollout.tree import Node, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.batch import Batch, CriticTensors
+from trl_multiagent.trainers.base.batch import Batch, CriticTensors, critic_inputs
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
 logger = logging.get_logger(__name__)
 
+LEAST_COMMON = 0.2  # share of the tokens of critics' texts from which reading them once pays
 ROUNDING = 1e-6  # relative error of numbers that were computed in float32
 
 
@@ -151,40 +153,45 @@ class ActorCriticTrainer(RolloutTrainer):
         batches = super()._make_batches(turns, advantages)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
-            tensors = self._critic_tensors(name, rows, size * len(batches))
-            for batch, part in zip(batches, tensors.chunks(size), strict=True):
-                batch.critics[name] = part.trimmed().to(self.accelerator.device)
+            for k, batch in enumerate(batches):
+                batch.critics[name] = self._critic_tensors(name, rows[k * size : (k + 1) * size])
         return batches
 
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
         return self._rows
 
     def _critic_rows(self, critic: str, turns: list[list[Node]]) -> list[CriticRow]:
-        """Returns the sequences that a critic reads, sorted by length, so that a micro-batch needs little padding."""
+        """
+        Returns the sequences that a critic reads, in an order in which the rows of a micro-batch begin alike, or, if
+        they have little in common, need little padding.
+        """
         rows, is_q = [], self.args.critic_type == "q"
         for node in (node for nodes in turns for node in nodes):
             if self.reads(critic, node):
                 groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
                 texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
                 rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
-        rows.sort(key=lambda row: len(row.input_ids))
-        if rows:
-            model = base_of(self.critics.backbones[critic].model)
-            check_length(f"A text of the critic {critic!r}", model, len(rows[-1].input_ids))
-        return rows
+        longest = max((len(row.input_ids) for row in rows), default=0)
+        model = base_of(self.critics.backbones[critic].model)
+        check_length(f"A text of the critic {critic!r}", model, longest)
+        alike = sorted(rows, key=lambda row: row.input_ids)
+        common = sum(num_shared(one.input_ids, other.input_ids) for one, other in pairwise(alike))
+        if can_pack(model, longest) and common > LEAST_COMMON * sum(len(row.input_ids) for row in rows):
+            return alike
+        return sorted(rows, key=lambda row: len(row.input_ids))
 
-    def _critic_tensors(self, critic: str, rows: list[CriticRow], num_rows: int) -> CriticTensors:
-        """Builds the tensors of a critic. Padding rows follow the given rows."""
-        pad_token_id = self.critics.backbones[critic].tokenizer.pad_token_id
-        missing = num_rows - len(rows)
-        sequences = [torch.tensor(row.input_ids) for row in rows] + [torch.tensor([pad_token_id])] * missing
+    def _critic_tensors(self, critic: str, rows: list[CriticRow]) -> CriticTensors:
+        """Builds the tensors of a critic. Without rows, they have one row of padding."""
+        backbone = self.critics.backbones[critic]
+        pad_token_id = backbone.tokenizer.pad_token_id
+        sequences = [row.input_ids for row in rows] or [[pad_token_id]]
+        inputs = critic_inputs(base_of(backbone.model), sequences, pad_token_id)
         numbers = [
             torch.tensor([(row.node.targets[critic][j], 1.0, row.node.values[critic][j]) for j in row.joint_actions])
             for row in rows
         ]
-        padded = pad([x.reshape(-1, 3) for x in numbers] + [torch.zeros(1, 3)] * missing)
-        attention_mask = pad([torch.ones_like(ids) for ids in sequences], 0, "left")
-        return CriticTensors(pad(sequences, pad_token_id, "left"), attention_mask, *padded.unbind(-1))
+        padded = pad([x.reshape(-1, 3) for x in numbers] or [torch.zeros(1, 3)])
+        return CriticTensors(*padded.unbind(-1), inputs=inputs).to(self.accelerator.device)
 
     @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
@@ -197,15 +204,15 @@ class ActorCriticTrainer(RolloutTrainer):
         most = max(1, self._most(len(rows)))
         forwards = -(-most // self.args.per_device_train_batch_size)
         size = -(-most // forwards)  # not a whole batch, which would be padding
-        tensors = self._critic_tensors(critic, rows, forwards * size)
         shift, factor = self._value_scales[critic]
         values = []
         with self.team.evaluating(), self.accelerator.autocast():
-            for chunk in tensors.chunks(size):
-                inputs = chunk.trimmed().to(self.accelerator.device).inputs()
+            for k in range(forwards):
+                part = rows[k * size : (k + 1) * size]
+                inputs = self._critic_tensors(critic, part).inputs
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
-                values += (shift + factor * outputs[critic_key(critic)]).tolist()
-        for row, value in zip(rows, values, strict=False):
+                values += (shift + factor * outputs[critic_key(critic)]).tolist()[: len(part)]
+        for row, value in zip(rows, values, strict=True):
             for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
@@ -264,7 +271,7 @@ class ActorCriticTrainer(RolloutTrainer):
     # The value loss
 
     def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
-        return {"critic_inputs": {name: tensors.inputs() for name, tensors in batch.critics.items()}}
+        return {"critic_inputs": {name: tensors.inputs for name, tensors in batch.critics.items()}}
 
     def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         losses = {}

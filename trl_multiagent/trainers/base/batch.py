@@ -8,14 +8,14 @@ computes a micro-batch for all agents.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
-from trl_multiagent.models.packing import can_pack, pack, scored
+from trl_multiagent.models.packing import can_pack, pack, pack_ends, scored
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.rollout.tree import Node, Samples
 
@@ -33,24 +33,16 @@ def move(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 class RowTensors:
     """Tensors that have the same rows, and numbers that belong to all rows. Unused fields are `None`."""
 
-    def _map(self: T, function: Callable[[torch.Tensor], torch.Tensor]) -> T:
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
-        return dataclasses.replace(self, **{name: function(x) for name, x in tensors.items()})
+    inputs: dict[str, Any] = field(default_factory=dict, kw_only=True)  # of the forward that reads the rows
 
     def __len__(self) -> int:
         return next(len(x) for x in vars(self).values() if isinstance(x, torch.Tensor))
 
-    def __getitem__(self: T, rows: slice) -> T:
-        return self._map(lambda x: x[rows])
-
     def to(self: T, device: torch.device) -> T:
         """Copies the tensors from the CPU to a device."""
-        return self._map(lambda x: move(x, device))
-
-    def chunks(self: T, size: int) -> Iterator[T]:
-        """Yields consecutive parts of at most `size` rows."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
+        tensors = {name: move(x, device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
+        inputs = {name: move(x, device) if isinstance(x, torch.Tensor) else x for name, x in self.inputs.items()}
+        return dataclasses.replace(self, **tensors, inputs=inputs)
 
 
 @dataclass
@@ -73,11 +65,6 @@ class AgentTensors(RowTensors):
     num_rows: float = 1.0
     num_tokens: float = 1.0
     sequences: list[list[int]] = field(default_factory=list)  # of each row, its token ids; empty if it is masked
-    inputs: dict[str, Any] = field(default_factory=dict)  # of the agent's forward, see [`forward_inputs`]
-
-    def to(self: A, device: torch.device) -> A:
-        inputs = {name: move(x, device) if isinstance(x, torch.Tensor) else x for name, x in self.inputs.items()}
-        return dataclasses.replace(super().to(device), inputs=inputs)
 
     def of_turn(self: A, turn: int) -> A:
         """Masks the completions of all other turns."""
@@ -87,26 +74,11 @@ class AgentTensors(RowTensors):
 
 @dataclass
 class CriticTensors(RowTensors):
-    """
-    The sequences that a critic reads, padded on the left, and the targets of their values: one for each joint action
-    of a row.
-    """
+    """The targets of a critic's values: one for each joint action of a sequence that the critic reads."""
 
-    input_ids: torch.Tensor  # of shape `(num_rows, length)`
-    attention_mask: torch.Tensor
     targets: torch.Tensor  # of shape `(num_rows, most joint actions of a row)`
     target_mask: torch.Tensor  # which targets exist
     old_values: torch.Tensor  # when the batch was sampled
-
-    def trimmed(self) -> "CriticTensors":
-        """Drops the columns that are padding in every row."""
-        start = int(self.attention_mask.any(dim=0).int().argmax())
-        columns = {"input_ids": self.input_ids[:, start:], "attention_mask": self.attention_mask[:, start:]}
-        return dataclasses.replace(self, **columns)
-
-    def inputs(self) -> dict[str, torch.Tensor]:
-        """Returns the arguments of the critic's forward."""
-        return {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
 
 
 @dataclass
@@ -245,3 +217,15 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
     if rows.router_weights is not None:
         inputs["router_weights"] = attention_mask * rows.router_weights.unsqueeze(1)
     return inputs | {"position_ids": token_positions(attention_mask)} if takes_positions(agent) else inputs
+
+
+def critic_inputs(model: PreTrainedModel, sequences: list[list[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """
+    Builds the arguments of [`~team.critics.Critics.values`]. If the model supports it, common tokens are read once.
+    """
+    if can_pack(model, max(map(len, sequences))):
+        packed = pack_ends(sequences, model.config.get_text_config().hidden_size)
+        if packed is not None:
+            return packed
+    mask = [[1] * len(ids) for ids in sequences]
+    return {"input_ids": padded(sequences, pad_token_id, "left"), "attention_mask": padded(mask, 0, "left")}

@@ -238,7 +238,8 @@ def describe_run(
         settings |= {
             f"agent {role}": describe_agent(agent, added_parameters(team, role)) for role, agent in team.agents.items()
         }
-        settings |= {**describe_adapters(team), "reasoning": team.reasoning}
+        settings |= describe_adapters(team)
+        settings |= {"reasoning": team.reasoning, "arguments of chat templates": team.chat_template_kwargs}
     settings |= {
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,

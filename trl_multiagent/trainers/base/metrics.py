@@ -217,10 +217,9 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
     if turn == 1:
         values["return"] += returns
     values["final_turn/reward"] += known([node.rewards[j] for j in node.ended]) if node.children else rewards
-    for role, own in node.role_rewards.items():
-        values[f"agents/{role}/reward"] += known(own)
-    if turn == 1:
-        for role, own in node.role_returns.items():
+    for role, own in node.role_returns.items():
+        values[f"agents/{role}/reward"] += known(node.rewards_of(role))
+        if turn == 1:
             values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():
         values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]

@@ -109,15 +109,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     unsupported: ClassVar[tuple[str, ...]] = (
         *"""
-            pad_to_multiple_of off_policy_mask_threshold steps_per_generation generation_batch_size
-            sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
-            entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy
-            top_entropy_quantile use_transformers_continuous_batching use_transformers_paged
-            transformers_continuous_batching_config cast_lm_head_to_fp32 reward_weights
-            multi_objective_aggregation max_tool_calling_iterations remove_unused_columns label_smoothing_factor
             train_sampling_strategy length_column_name prediction_loss_only include_num_input_tokens_seen
             eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
-            batch_eval_metrics log_unique_prompts log_completions_hub_repo
+            batch_eval_metrics
         """.split(),
     )
 

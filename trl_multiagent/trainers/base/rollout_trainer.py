@@ -81,6 +81,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
         self._turns: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
         self._prepare_team(team, args)
+        if args.chat_template_kwargs is not None:  # saved with the team
+            team.chat_template_kwargs = {role: {**args.chat_template_kwargs} for role in team.roles}
         self.args = args
         self.observer = Observer(self)
         self._router_loss_coefs = router_loss_coefs(team, args)
@@ -106,9 +108,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
         self.generator = VLLMGenerator(self) if args.use_vllm else self._make_generator()
-        self.sampler = TeamSampler(
-            team, self.generator, args.use_chat_template, args.history_options, self.chat_template_kwargs
-        )
+        self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
             self.sampler.check_items(items, environment)

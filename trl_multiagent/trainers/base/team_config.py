@@ -14,7 +14,7 @@ from transformers import Trainer
 from transformers.utils import is_torch_bf16_gpu_available, logging
 
 from trl_multiagent.jobs.distributed import connecting
-from trl_multiagent.limits import check_arguments, setting
+from trl_multiagent.limits import setting
 
 
 logger = logging.get_logger(__name__)
@@ -36,11 +36,11 @@ class CommonConfig(Base):
     unsupported: ClassVar[tuple[str, ...]] = (
         *"""
             label_names fsdp fsdp_config parallelism_config bf16_full_eval fp16_full_eval enable_jit_checkpoint
+            label_smoothing_factor remove_unused_columns chat_template_path
         """.split(),
     )
 
     def __post_init__(self) -> None:
-        check_arguments(self)
         if self.deepspeed is not None and not is_deepspeed_available():
             raise ImportError("`deepspeed` needs DeepSpeed: `pip install trl-multiagent[deepspeed]`.")
         if not torch.accelerator.is_available():
@@ -113,7 +113,16 @@ class TeamConfig(CommonConfig):
         *"""
             model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
             neftune_noise_alpha optim_target_modules use_liger_kernel liger_kernel_config sync_ref_model
-            ref_model_mixup_alpha ref_model_sync_steps
+            ref_model_mixup_alpha ref_model_sync_steps pad_to_multiple_of
+            off_policy_mask_threshold steps_per_generation generation_batch_size
+            sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
+            entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy
+            top_entropy_quantile use_transformers_continuous_batching use_transformers_paged
+            transformers_continuous_batching_config cast_lm_head_to_fp32 reward_weights
+            multi_objective_aggregation max_tool_calling_iterations log_unique_prompts log_completions_hub_repo
+            ld_alpha padding_free activation_offloading pad_token truncation_mode label_smoothing discopop_tau
+            f_divergence_type f_alpha_divergence_coef use_weighting precompute_ref_log_probs
+            precompute_ref_batch_size
         """.split(),
     )
 
@@ -129,10 +138,11 @@ class TeamConfig(CommonConfig):
 
     def _check_combinations(self) -> None:
         super()._check_combinations()
-        if self.load_best_model_at_end and self.metric_for_best_model == "loss":
-            raise ValueError("`load_best_model_at_end` needs a `metric_for_best_model`, such as 'reward'.")
-        if self.save_strategy == "best" and self.metric_for_best_model in (None, "loss"):
-            raise ValueError("`save_strategy` is 'best', which needs a `metric_for_best_model`, such as 'reward'.")
+        saves_best = self.load_best_model_at_end or self.save_strategy == "best"
+        if saves_best and self.metric_for_best_model in (None, "loss"):
+            raise ValueError(
+                "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model`, such as 'reward'."
+            )
         if self.world_size > 1 and self.accelerator_config.split_batches:
             raise ValueError(
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "

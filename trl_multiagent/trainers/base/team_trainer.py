@@ -173,6 +173,12 @@ class TeamTrainerMixin(CommonTrainerMixin):
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
         for role in team.trained_roles:
+            agent = team.agents[role]
+            if agent.base_model is agent:
+                raise ValueError(
+                    f"{role!r} cannot be trained: {type(agent).__name__} of transformers names no backbone, which the "
+                    "log-probabilities of TRL need."
+                )
             if not all(x.is_floating_point() for x in team.agent_parameters(role)):
                 raise ValueError(
                     f"The weights of agent {role!r} are quantized, so they cannot be trained: load it with a "

@@ -481,7 +481,9 @@ def as_completions(
 
 def stopping(strings: Sequence[str]) -> dict[str, Any]:
     """Returns the sampling parameters of vLLM that end a completion after a string, which the completion keeps."""
-    return {"stop": list(strings), "include_stop_str_in_output": True} if strings else {}
+    # A string may be a special token, such as `</tool_call>`
+    shown = {"include_stop_str_in_output": True, "skip_special_tokens": False}
+    return {"stop": list(strings), **shown} if strings else {}
 
 
 @contextlib.contextmanager

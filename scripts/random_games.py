@@ -1,21 +1,25 @@
 """
 Random players of games of TextArena that mostly follow the rules. As a program, it plays each game through the task
-and prints a table: `python tests/helpers/random_games.py`.
+and prints a table: `python scripts/random_games.py`.
 """
 
 import random
 import re
 import statistics
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from trl_multiagent.rollout.tree import Samples, judge_nodes, play_episodes, turns_of_episodes
+from trl_multiagent.environments.base import Environment, Outcome, Turn
+from trl_multiagent.rollout.tree import Node, Samples, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.tasks.textarena import Game, make_environment
 
 
+Move = Callable[[random.Random, str], str]  # from what was shown so far to an answer
 LISTED = re.compile(r"available|valid|viable|possible|options|remaining (hand|money)", re.IGNORECASE)
 HANABI = "textarena.envs.Hanabi.env:HanabiEnv"
 
 
-def listed(rng, text):
+def listed(rng: random.Random, text: str) -> str:
     """Draws from the moves that the game listed last."""
     text = text.replace("[GAME]", "")
     lines = [line for line in text.splitlines() if LISTED.search(line) and "[" in line]
@@ -23,42 +27,42 @@ def listed(rng, text):
     return re.sub(r"\b[XN]\]", f"{rng.randint(1, 4)}]", move)
 
 
-def one_of(*moves):
+def one_of(*moves: str) -> Move:
     return lambda rng, text: rng.choice(moves)
 
 
-def numbers(form, *ranges):
+def numbers(form: str, *ranges: tuple[int, int]) -> Move:
     return lambda rng, text: form.format(*(rng.randint(*span) for span in ranges))
 
 
-def nim(rng, text):
+def nim(rng: random.Random, text: str) -> str:
     piles = [(k, n) for k, n in re.findall(r"pile (\d): (\d+)", text)[-3:] if int(n)]
     pile, left = rng.choice(piles)
     return f"[{pile} {rng.randint(1, int(left))}]"
 
 
-def blotto(rng, text):
+def blotto(rng: random.Random, text: str) -> str:
     a, b = sorted(rng.randint(0, 20) for _ in range(2))
     return f"[A{a} B{b - a} C{20 - b}]"
 
 
-def ultimatum(rng, text):
+def ultimatum(rng: random.Random, text: str) -> str:
     is_answer = text.rfind("[Accept]") < text.rfind("offer") and "Player 0 is the proposer" not in text[-300:]
     return rng.choice(["[Accept]", "[Reject]"]) if is_answer else f"[Offer: ${rng.randint(1, 40)}]"
 
 
-def dice(rng, text):
+def dice(rng: random.Random, text: str) -> str:
     bids = re.findall(r"\[Bid: (\d+), (\d+)\]|New round", text)
     number, face = bids[-1] if bids and bids[-1][0] and "i.e. '[Bid" not in text[-400:] else ("0", "1")
     return "[Call]" if int(number) > 2 else f"[Bid: {int(number) + 1}, {face}]"
 
 
-def negotiate(rng, text):
+def negotiate(rng: random.Random, text: str) -> str:
     return rng.choice(["[Propose] " + "".join(rng.choices("ABCDE", k=8)), "[Propose] ABCDEABC", "[Accept]"])
 
 
 # For each game, the number of players and a random player
-PLAYERS = {
+PLAYERS: dict[str, tuple[int, Move]] = {
     "KuhnPoker-v0": (2, listed),
     "TicTacToe-v0": (2, listed),
     "WildTicTacToe-v0": (2, listed),
@@ -104,27 +108,34 @@ PLAYERS = {
 }
 
 
-def environment_of(name, **options):
+def environment_of(name: str, **options: Any) -> Environment:
     class Settings:
         sections = {"textarena": Game(name, PLAYERS[name][0], options or None)}
 
     return make_environment(Settings)
 
 
-def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring):
+def play_by(
+    environment: Environment,
+    seeds: Iterable[Any],
+    answer: Callable[[Node, str], str],
+    num_turns: int = 400,
+    num_episodes: int = 1,
+    **scoring: Any,
+) -> list[list[Turn]]:
     """
     Plays an episode for each seed or item. `answer(node, role)` is what a role says. Returns the turns of each
     episode.
     """
 
-    def sample(nodes, number):
-        samples = {}
+    def sample(nodes: list[Node], number: int) -> dict[str, list[Samples]]:
+        samples: dict[str, list[Samples]] = {}
         for node in nodes:
             for role in node.prompts:
                 samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node, role)], truncated=[False]))
         return samples
 
-    def score(nodes):
+    def score(nodes: list[Node]) -> list[list[Outcome]]:
         return judge_nodes(environment, nodes, evaluation=True, **scoring)
 
     items = [{"seed": x} if isinstance(x, int) else x for x in seeds]
@@ -132,19 +143,19 @@ def play_by(environment, seeds, answer, num_turns=400, num_episodes=1, **scoring
     return turns_of_episodes(turns)
 
 
-def play(name, seeds, move=None, **settings):
+def play(name: str, seeds: Iterable[int], move: Move | None = None, **settings: Any) -> list[list[Turn]]:
     """Plays a game for each seed with a random player."""
-    move = move or PLAYERS[name][1]
+    chosen = move or PLAYERS[name][1]
 
-    def answer(node, role):
+    def answer(node: Node, role: str) -> str:
         past = [turn.prompts[role] for turn in node.history if role in turn.prompts]
         rng = random.Random(f"{node.item['seed']} {node.episode} {len(node.history)}")
-        return move(rng, "\n".join([*past, node.prompts[role]]))
+        return chosen(rng, "\n".join([*past, node.prompts[role]]))
 
     return play_by(environment_of(name), seeds, answer, **settings)
 
 
-def main():
+def main() -> None:
     for name in PLAYERS:
         try:
             episodes = play(name, range(20))

@@ -1,0 +1,61 @@
+"""What trainers, teams and environments say about arguments of a wrong type."""
+
+import pytest
+from trl import GRPOConfig, RewardConfig
+
+from trl_multiagent import (
+    AgentTeam,
+    FunctionEnvironment,
+    IACTrainer,
+    JointRewardTrainer,
+    MAACConfig,
+    MADPOTrainer,
+    MAGRPOConfig,
+    MAGRPOTrainer,
+    MARLOOTrainer,
+)
+
+from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"team": "some/model"}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: load it with `AgentTeam.from_"),
+        ({"team": None}, "`team` is None, not an `AgentTeam`"),
+        ({"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
+        ({"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
+        ({"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
+        ({"environment": len}, "`environment` must be an `Environment`, got `builtin_function_or_method`"),
+    ],
+)
+@pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])
+def test_arguments_of_a_wrong_type_are_refused(trainer, arguments, message):
+    config = trainer.__name__.replace("Trainer", "Config")
+    with pytest.raises(TypeError, match=message.replace("{config}", config)):
+        trainer(**{"team": tiny_team(), "environment": tiny_environment(), **arguments})
+
+
+def test_wrong_arguments_without_names_are_told_the_right_way():
+    with pytest.raises(ValueError, match=r"`name` has models for \['aux'\], but the roles are \['aux', 'main'\]"):
+        AgentTeam.from_pretrained({"aux": "model"}, roles=["aux", "main"])
+    for name in (tiny_llama(), {"aux": tiny_llama(), "main": "model"}, [tiny_llama()], 5):
+        with pytest.raises(ValueError, match=r"`name` is .*; it must be a model's name or folder, or a list with one"):
+            AgentTeam.from_pretrained(name, roles=["aux", "main"])
+    with pytest.raises(ValueError, match=r"The adapter of an agent is 8; it must be a `LoraConfig`"):
+        AgentTeam.from_pretrained("model", ["aux"], peft_config={"r": 8})
+    with pytest.raises(TypeError, match=r"must be dicts by role; `AgentTeam.from_pretrained"):
+        AgentTeam(tiny_llama(), byte_tokenizer())
+    for prompts in ("Write {words}", ["Write {words}"]):
+        with pytest.raises(
+            TypeError, match=r"`prompts` is .*; it must be a dict with a template or a function per role"
+        ):
+            FunctionEnvironment(prompts, len)
+
+
+def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
+    """MARLOO would train with the baseline of MAGRPO."""
+    with pytest.raises(TypeError, match="`args` is a `MAGRPOConfig`: give a `MARLOOConfig`"):
+        MARLOOTrainer(tiny_team(), tiny_environment(), MAGRPOConfig(tmp_path, use_cpu=True))
+    with pytest.raises(TypeError, match="`args` is a `RewardConfig`: give a `JointRewardConfig`"):
+        JointRewardTrainer("model", RewardConfig(tmp_path, use_cpu=True, bf16=False))
