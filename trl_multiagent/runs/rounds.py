@@ -295,7 +295,7 @@ def sample_pairs(now: Round, folder: Path) -> tuple[Dataset, dict[str, Any]]:
     environment, items = run.environment, first_rows(run.items, run.num_items)
     if now.number > 0 and prepared.arguments.get("preference_scoring_reward") == "reward_model":
         environment = with_reward_of(run, now.number - 1, score_task=False)
-    with without_sharding(prepared.training_args):
+    with without_sharding(run.args):
         team = prepared.load_team(run.roles, now.source)
         team = team if prepared.agent_model.is_quantized else team.to(run.state.device)
         preferences = collect_preferences(team, environment, items, config, round=now.number)
@@ -328,7 +328,7 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
     """Trains the team of a round from its last checkpoint, which may be that of the last step."""
     run, prepared, folder = now.run, now.run.prepared, now.run.part_of(now.number)
     with end_on_wrong_input(prepared.prog):
-        args = prepared.training_args
+        args = run.args
         if run.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
