@@ -18,7 +18,7 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets
+from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import LoraConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
@@ -304,8 +304,7 @@ def sample_pairs(now: Round, folder: Path) -> tuple[Dataset, dict[str, Any]]:
 
 def replayed(run: PreferenceRun, number: int, preferences: Dataset) -> Dataset:
     """Returns the preferences that a round trains on. `preferences`: its own."""
-    folders = [run.part_of(k, PREFERENCES_FOLDER) for k in range(number)]
-    rounds = [*(load_preferences(str(folder), run.roles) for folder in folders), preferences]
+    rounds = [*(load_from_disk(run.part_of(k, PREFERENCES_FOLDER)) for k in range(number)), preferences]
     drawn = replay([len(dataset) for dataset in rounds], run.replay, run.preferences.seed)
     if not drawn:
         return preferences.select([])
