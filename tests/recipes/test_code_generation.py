@@ -57,6 +57,9 @@ def test_what_peer_files_give_the_loaders():
         "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
     }  # fmt: skip
     assert recipe.sections["external"].expert_model == "deepseek-coder"
+    for section in ("agent_model", "magrpo"):
+        recipe = parse_recipe("magrpo", TASK, [*argv, f"{section}.chat_template_kwargs={{effort: high}}"])
+        assert make_loader(recipe).arguments["chat_template_kwargs"] == {"effort": "high"}
 
 
 @pytest.mark.parametrize(("config", "argv", "parts"), [

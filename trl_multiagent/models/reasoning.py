@@ -97,8 +97,9 @@ class CompletionReader:
                 parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
                 calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
-                # It strips white space, which an answer may need
-                if calls or not (self.tags or content == text.strip()):
+                # White space is stripped, which code may need
+                is_read = self.parser is self.tokenizer and not self.tags and content != text.strip()
+                if calls or is_read:
                     found[k] = (found[k][0] or parsed.get(KEY) or "", content + calls)
         return found
 
@@ -138,13 +139,15 @@ def last_message(text: str) -> str:
 
 def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BEGIN, END)) -> tuple[str, str]:
     """
-    Returns the reasoning in a text, and the answer: what follows the last closing tag that stands neither in quotation
-    marks nor, after the reasoning, in a block of code. `opened`: whether the prompt ends with the opening tag. A
-    reasoning that begins a line and does not end is left out, and has no answer.
+    Returns the reasoning in a text, and the answer: what follows the last closing tag. `</think>` does not count in
+    quotation marks and, after the reasoning, in a block of code; no text quotes the tags of other models. `opened`:
+    whether the prompt ends with the opening tag. A reasoning that begins a line and does not end is left out, and has
+    no answer.
     """
     begin, end = map(re.escape, tags)
-    inside = re.compile(f"{QUOTED}|(?P<end>{end})")
-    outside = re.compile(f"{CODE}|{QUOTED}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
+    quoted, code = (QUOTED, CODE) if tags[0] == BEGIN else ("(?!)", "(?!)")
+    inside = re.compile(f"{quoted}|(?P<end>{end})")
+    outside = re.compile(f"{code}|{quoted}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
     place, last, is_open = 0, None, opened
     while match := (inside if is_open else outside).search(text, place):
         place = match.end()

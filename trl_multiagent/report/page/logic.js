@@ -1,11 +1,12 @@
 "use strict";
 // What the page of a report computes without a browser: where metrics are drawn, rollout trees, the colours of Python.
 
-// Sections of the charts, with those that belong there. The others of a turn are parts of the reward, those of a role belong to the agents
+// Sections of the charts, with those that belong there. Those of a role belong to the agents, and others, also of a reward's `log_metric`, are parts of the reward
 const SECTIONS = {
   "Reward": /^(reward|return|reward_mean|expected_return|final_turn\/reward|rewards\/.*)$/,
   "Solved": /^(passed|passed_hidden|test_pass_rate|tests_passed|.*accurac(y|ies))$/,
-  "Parts of the reward": /(?!)/, "Agents": /(?!)/, "Training": /(?!)/,
+  "Parts of the reward": /(?!)/, "Agents": /(?!)/,
+  "Training": /^((.*_)?loss|lr|learning_rate|grad_norm|epoch|beta|entropy|kl|.*_(std|accuracy)|log(it|p)s\/.*)$/,
   "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
   "Scoring and sandbox": /^reward\/.*$/,
 };
@@ -35,7 +36,7 @@ function smoothed(values) {
 
 // Returns section, chart and line of a metric: `turn_2/passed` is the line `turn 2` of the chart `passed`
 function placeOf(name, names) {
-  let rest = name, line = [], section = "Training";
+  let rest = name, line = [], section = "Parts of the reward";
   if (name.startsWith("eval_")) {
     // The sets of an evaluation have names of their own: the metric is the longest ending that the training has, too
     const endings = names.filter(x => !x.startsWith("eval_") && name.endsWith(`_${x}`)).sort((a, b) => b.length - a.length);
@@ -45,7 +46,7 @@ function placeOf(name, names) {
   const match = rest.match(/^(?:turn_(\d+)|(agents|critics)\/([^/]+)|(time))\/(.+)$/);
   if (match) {
     const [, turn, kind, role, time, end] = match;
-    section = turn ? "Parts of the reward" : "Agents";
+    if (!turn) section = "Agents";
     line.unshift(turn ? `turn ${turn}` : role || end);
     rest = time ? "seconds of a step" : kind === "critics" ? `critic: ${end}` : end;
     if (role) return {section, title: rest.replaceAll("_", " "), line: line.join(", ")};
