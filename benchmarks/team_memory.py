@@ -1,8 +1,8 @@
 """
-Memory of a team: what one more LoRA agent costs, what a critic costs, what a process holds of a full team under
-ZeRO-3, and what `trl-multiagent plan` computes.
+Memory of a team: what one more LoRA agent costs, what a critic costs, and what a process holds of a full team under
+ZeRO-3.
 
-    python benchmarks/team_memory.py                   # all, about 18 minutes on two cores
+    python benchmarks/team_memory.py                   # all, about 12 minutes on two cores
     python benchmarks/team_memory.py --parts critics   # one part of it
     python benchmarks/team_memory.py --quick           # small models, one precision: about 3 minutes
     python benchmarks/team_memory.py --smoke           # seconds: whether it runs; its numbers mean nothing
@@ -26,9 +26,6 @@ ZeRO-3: a full team of two agents, in one process and in two.
 - float32: DeepSpeed keeps its shards of the weights twice;
 - bfloat16 weights: loaded in bfloat16, `bf16` on. One process trains them with stochastic rounding and Adam's state in
   8 bits (torchao); DeepSpeed keeps float32 for Adam all the same, so this compares two different optimizers.
-
-plan: the memory that `trl-multiagent plan` computes beside what steps need, always on the CPU. Peaks there have parts
-that the plan leaves out, such as the allocator's: about 60 MiB.
 """
 
 import argparse
@@ -37,12 +34,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
 from team_run import LAUNCHES, MIB, launch, machine, run_here, save_model
-from transformers import AutoConfig, AutoModelForCausalLM
-
-from trl_multiagent import MAGRPOConfig
-from trl_multiagent.runs.plan import Size, memory_parts
 
 
 # Data type of the loaded weights, and `bf16`
@@ -55,11 +47,7 @@ ROUNDING = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=Tr
 AGENTS = (1, 2, 3, 4, 8)
 LORA = {"r": 8, "target_modules": "all-linear"}
 CRITIC_RANKS = (8, 16)
-PARTS = ("lora", "critics", "zero3", "plan")
-STAGES = {"one process": 0, "DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
-# Of the plan: the form of the team, how it is launched, and whether it computes in bfloat16
-PLANNED = [("full", name, bf16) for name in STAGES for bf16 in (False, True)]
-PLANNED += [("lora", "one process", False), ("lora", "one process", True), ("lora", "ZeRO-3", True)]
+PARTS = ("lora", "critics", "zero3")
 # What is to be reached, in percent
 LORA_TARGET = 5
 CRITIC_TARGET = 5
@@ -137,21 +125,6 @@ def main() -> None:
                 }
                 results["zero3"].append({"precision": precision, **compare_zero(runs, parameters)})
                 print_zero(results["zero3"][-1])
-
-        if "plan" in options.parts:
-            model = Path(folder) / "plan"
-            save_model(model, *((64, 1) if options.smoke else (1024, 6)))
-            settings = {**common, "model": str(model), "roles": ["aux", "main"], "dtype": "float32"}
-            results["plan"] = []
-            print(f"\n{'MiB':28}{'generate':>10}{'planned':>10}{'update':>10}{'planned':>10}")
-            for form, name, bf16 in PLANNED[:1] if options.smoke else PLANNED:
-                run = {**settings, "lora": LORA if form == "lora" else None, "bf16": bf16}
-                run["num_items"] = LAUNCHES[name][1]
-                plan, records = planned(model, form, name, run), measure(name, run, on_gpus=False)
-                peaks = {phase: max(record[phase] for record in records) for phase in plan}
-                results["plan"].append({"form": form, "launch": name, "bf16": bf16, "peaks": peaks, "planned": plan})
-                cells = "".join(f"{x / MIB:10.1f}" for phase in plan for x in (peaks[phase], plan[phase]))
-                print(f"{form}, {name}{', bf16' * bf16}".ljust(28) + cells, flush=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
     print(f"\nAll numbers: {options.output}")
 
@@ -191,29 +164,6 @@ def compare_zero(runs: dict[str, list[dict]], parameters: int) -> dict:
     one, sharded = (result[name] for name in ("one process", "ZeRO-3"))
     result["ratio"] = {size: 100 * sharded[size] / one[size] for size in one}
     return result
-
-
-def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, float]:
-    """Returns what the plan says, in bytes."""
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-        number, agents = model.num_parameters(), len(settings["roles"])
-        adapter = get_peft_model(model, LoraConfig(**LORA)).get_nb_trainable_parameters()[0] if form == "lora" else 0
-    args = MAGRPOConfig(
-        "plan",
-        items_per_device=1,
-        per_device_train_batch_size=settings["micro_batch"],
-        max_completion_length=settings["num_tokens"],
-        bf16=settings["bf16"],
-        use_cpu=True,
-        report_to="none",
-    )
-    trained, base = (agents * adapter, number) if form == "lora" else (agents * number, 0)
-    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents)
-    parts = memory_parts(args, size, STAGES[name], LAUNCHES[name][1])
-    sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
-    return {"generate": sums["held"] + sums["sampling"], "update": sums["held"] + sums["update"]}
 
 
 def print_lora(result: dict) -> None:

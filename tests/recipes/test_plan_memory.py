@@ -52,7 +52,7 @@ def test_frozen_weights_and_references():
 
 
 # Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about
-# 30 tokens, and two with 155.8 M
+# 30 tokens and benchmarks/memory_plan.py with 155.8 M
 SMALL, LARGE = 103_835_648, 155_770_880
 MEASURED = [
     (SMALL, 0, 1, True, 1354.8, 1845.5),
