@@ -157,7 +157,10 @@ def check_arguments(args: Any) -> None:
     for field in dataclasses.fields(args):
         key = keys[field.name]
         if isinstance(field, Setting) or key.hint in NUMBERS or not key.is_supported:
-            setattr(args, field.name, check_value(field.name, getattr(args, field.name), key))
+            given = getattr(args, field.name)
+            checked = check_value(field.name, given, key)
+            if isinstance(field, Setting) or isinstance(given, str):
+                setattr(args, field.name, checked)
 
 
 def limits_of(field: Any, hint: Any) -> dict[str, Any]:

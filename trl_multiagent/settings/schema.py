@@ -252,7 +252,7 @@ class SeatSettings:
 
     function: str | None = setting("A function (item, prompt, history) -> str, as package.module.function.")
     team: str | None = setting("A saved team, or a model id or folder.")
-    population: list[str] | Literal["self"] | None = setting(
+    population: list[str] | str | None = setting(
         "Saved teams, one of which is drawn for each item; 'self': the checkpoints of this run so far."
     )
     endpoint: dict[str, Any] | None = setting(
