@@ -98,6 +98,28 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return "".join(part if CODE.fullmatch(part) else rewritten(part) for part in CODE.split(markdown))
 
 
+def questions() -> dict[str, str]:
+    """Returns what docs/index.md asks under "How do I ...", by the address of the page or section that answers."""
+    text = re.search(r"## How do I \.\.\.\n(.*?)\n## ", (DOCS / "index.md").read_text(), re.DOTALL)[1]
+    found = {}
+    for question in re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]:
+        words = " ".join(re.sub(r"\]\(.*?\)|[\[?,]", "", question).split())
+        for file, anchor in re.findall(r"\]\(([^)#]+)(#[^)]+)?\)", question):
+            found[page_of(posixpath.normpath(f"docs/{file}")).removesuffix(".md") + "/" + anchor] = words
+    return found
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """The search finds the answer of a question by the words of the question, which count as those of a title do."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    content = json.loads(index.read_text())
+    asked = questions()
+    for entry in content["docs"]:
+        if entry["location"] in asked:
+            entry |= {"tags": [asked[entry["location"]]], "boost": 2 if "#" in entry["location"] else 1}
+    index.write_text(json.dumps(content))
+
+
 def list_paragraphs(text: str) -> str:
     """
     Indents paragraphs in numbered lists as Python-Markdown wants it: by four spaces, and with an empty line before the

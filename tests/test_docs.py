@@ -138,8 +138,10 @@ def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     script = ROOT / "docs" / "images" / "make_hidden.py"
     drawn = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), drawn)
-    drawn["save"](tmp_path, tmp_path / "picture.png")
-    assert imread(tmp_path / "picture.png").shape == imread(script.with_name("hidden.png")).shape
+    drawn["PICTURES"] = {tmp_path / path.name: look for path, look in drawn["PICTURES"].items()}
+    drawn["save"](tmp_path)
+    for name in ("hidden.png", "hidden_phone.png"):
+        assert imread(tmp_path / name).shape == imread(script.with_name(name)).shape
 
 
 def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):

@@ -56,6 +56,11 @@ def test_the_search_ranks_guides_above_the_reference(site):
 def test_twenty_questions_are_answered_from_the_home_page(site):
     answers = site[""].partition('id="how-do-i')[2].partition("<h2")[0]
     assert answers.count("<li>") == 20 == len(re.findall(r"<li>.*?<a href", answers, flags=re.DOTALL))
+    links = {link.lstrip("./") for link in re.findall(r'<a href="([^"]+)"', answers)}
+    entries = json.loads(site["search/search_index.json"])["docs"]
+    assert links == {
+        entry["location"] for entry in entries if "tags" in entry
+    }  # the search finds them by the question
 
 
 def test_lists_of_github_are_lists(site):

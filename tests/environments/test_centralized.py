@@ -14,7 +14,7 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment, cent
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.runs.rounds import RewardRun
+from trl_multiagent.runs.rounds import PreferenceRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 
 from prepared import parse_recipe
@@ -153,7 +153,7 @@ def test_settings():
     assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
-    run = RewardRun(read_settings("marlhf", TASK, argv, "run"))
+    run = PreferenceRun(read_settings("marlhf", TASK, argv, "run"))
     assert run.preferences.comparator_generation_mode == "decentralized"
     assert run.prepared.make_environment().roles == ("team",)
 

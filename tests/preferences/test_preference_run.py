@@ -223,8 +223,9 @@ def test_a_round_without_pairs_learns_from_earlier_ones_or_ends(run, capsys):
     with pytest.raises(SystemExit):
         run("madpo_iter", "run", "--num_iterations", "2", task=task)
     assert "The team before this round is in run/_rounds/teams/round_1." in capsys.readouterr().err
-    argv = ["--num_iterations", "2", "--preference_replay_mode", "all", "--preference_replay_sample_size", "4"]
+    argv = ["--num_iterations", "3", "--preference_replay_mode", "all", "--preference_replay_sample_size", "4"]
     scored.clear()
     run("madpo_iter", "replayed", *argv, task=task)
-    results = json.loads(Path("replayed/_rounds/round_1/results.json").read_text())
-    assert results["collection"]["pairs"] == 0 and results["iter"]["train_preference_pairs"] == 4
+    for number in (1, 2):
+        results = json.loads(Path(f"replayed/_rounds/round_{number}/results.json").read_text())
+        assert results["collection"]["pairs"] == 0 and results["iter"]["train_preference_pairs"] == 4

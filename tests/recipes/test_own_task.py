@@ -116,6 +116,13 @@ def test_wrong_tasks_are_one_line(module, tmp_path, refused, task, parts):
     assert all(part in line for part in parts), line  # before a process is launched
 
 
+def test_data_that_the_task_does_not_read_is_refused(module, capsys):
+    argv = ["--task", f"{module}:TASK", "--model_name", "m", "--override", "dataset.name=topics.jsonl", "--dry_run"]
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["run", "magrpo", *argv])
+    assert exit_info.value.code == 2 and "`load_datasets` does not read it: remove it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("algorithm", "function", "error"),
     [("magrpo", "make_environment", RuntimeError), ("madpo", "load_datasets", TaskError)],

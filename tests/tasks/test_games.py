@@ -176,6 +176,8 @@ def test_settings_of_a_game(games, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             textarena.Game(**section)
+    with pytest.raises(ValueError, match=r"`dataset.name` is 'chess', but the items are seeds"):
+        Seeds(name="chess")
 
 
 @pytest.mark.parametrize("task, extra", [("textarena", "games"), ("reasoning_gym", "puzzles"), ("openenv", "openenv")])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import EarlyStoppingCallback
 from trl import RichProgressCallback
 
 from trl_multiagent import (
@@ -429,7 +430,8 @@ def test_an_empty_prompt(tmp_path):
     [
         ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
-        ({"train_dataset": DatasetDict(train=tiny_items(4))}, "got `DatasetDict`: choose a split"),
+        ({"train_dataset": DatasetDict(train=tiny_items(4))}, r"got `DatasetDict`: choose a split of \['train'\]"),
+        ({"callbacks": [EarlyStoppingCallback()]}, "needs `eval_strategy` and a `metric_for_best_model`"),
         ({"eval_dataset": tiny_items(4).to_iterable_dataset()}, r"got `IterableDataset`: `Dataset.from_list\("),
     ],
 )
@@ -439,7 +441,7 @@ def test_refusals(tmp_path, arguments, message):
 
 
 def config(**settings):
-    return MAGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, report_to="none", **settings)
+    return MAGRPOConfig(output_dir="unused", use_cpu=True, bf16=False, **{"report_to": "none"} | settings)
 
 
 def test_config_sizes():
@@ -458,6 +460,7 @@ def test_config_sizes():
         ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"max_steps": 0}, "`max_steps` is 0"),
+        ({"report_to": "tensorbord"}, "`report_to` has 'tensorbord'; it must be none, all, or some of azure_ml"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},

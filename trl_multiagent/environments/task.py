@@ -43,6 +43,18 @@ class DatasetSource:
         return self.name not in self.generated
 
 
+class Sections(dict[str, Any]):
+    """The sections of a task's settings by name, which remember what the task asked for."""
+
+    def __init__(self, sections: dict[str, Any]):
+        super().__init__(sections)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
 @dataclass(frozen=True)
 class TaskSettings:
     """
@@ -136,3 +148,17 @@ class Task:
                 name: dataclasses.asdict(settings.sections[name]) for name in self.settings if name != "dataset"
             }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment
+
+    def datasets(self, settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+        """
+        Loads the data of a run with `load_datasets`. Raises `ValueError` if the user names data, but the task does not
+        look at the section `dataset`.
+        """
+        sections = Sections(settings.sections)
+        loaded = self.load_datasets(dataclasses.replace(settings, sections=sections))
+        name = settings.dataset.name
+        if name is not None and "dataset" not in sections.asked:
+            raise ValueError(
+                f"`dataset.name` is {name!r}, but the task's `load_datasets` does not read it: remove it."
+            )
+        return loaded

@@ -83,7 +83,9 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
     """Loads a team that is not trained, with the data type and on the device of another one."""
     names = names if isinstance(names, str) else list(names)
     with one_line(f"The comparator cannot be loaded from {names!r}"):
-        team = load_player(names, roles, chat_template_kwargs=like.chat_template_kwargs[like.roles[0]])
+        first = like.roles[0]  # a recipe has the same values for all
+        own = {"reasoning": like.reasoning[first], "chat_template_kwargs": like.chat_template_kwargs[first]}
+        team = load_player(names, roles, **own)
     if team.roles != tuple(roles):
         raise ValueError(f"The comparator {names} has the roles {list(team.roles)}, the team {list(roles)}.")
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)

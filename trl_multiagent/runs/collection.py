@@ -45,7 +45,7 @@ def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = 
         environment = make_environment(settings, folder)
 
         def load_items() -> Dataset:
-            dataset, _ = settings.task.load_datasets(task_settings(settings, folder))
+            dataset, _ = settings.task.datasets(task_settings(settings, folder))
             return first_rows(dataset, settings.dataset.size)
 
         check_folder("`preference_dataset`", folder)

@@ -187,7 +187,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
     Loads the items: the evaluation set, or its first `dataset.eval_size` rows. Raises `ConfigError` if there are none
     to play.
     """
-    train, items = evaluation.settings.task.load_datasets(settings_for_task(evaluation))
+    train, items = evaluation.settings.task.datasets(settings_for_task(evaluation))
     if evaluation.arguments.dataset is not None and evaluation.arguments.split is None:
         items = train
     if not items:

@@ -39,6 +39,10 @@ class Seeds(DatasetSource):
 
     seed: int = setting("Seed of the items.", 1, ge=0)
 
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            raise ValueError(f"`dataset.name` is {self.name!r}, but the items are seeds, made here: remove it.")
+
     @property
     def may_be_hub_id(self) -> bool:
         return False

@@ -515,9 +515,10 @@ def check_inputs(
     datasets = {"train_dataset": [train_dataset], "eval_dataset": eval_datasets(eval_dataset)}
     for name, dataset in ((name, x) for name, found in datasets.items() for x in found):
         if not isinstance(dataset, Dataset):
-            advice = {IterableDataset: ": `Dataset.from_list(list(...))` makes one", DatasetDict: ": choose a split"}
-            kind = type(dataset)
-            raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{kind.__name__}`{advice.get(kind, '')}.")
+            advice = ": `Dataset.from_list(list(...))` makes one" if isinstance(dataset, IterableDataset) else ""
+            if isinstance(dataset, DatasetDict):
+                advice = f": choose a split of {[*dataset]}"
+            raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{type(dataset).__name__}`{advice}.")
     assert train_dataset is not None
     if len(train_dataset) < args.items_per_device * args.world_size:
         raise ValueError(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from accelerate.utils import is_deepspeed_available
 from transformers import Trainer
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils import is_torch_bf16_gpu_available, logging
 
 from trl_multiagent.jobs.distributed import connecting
@@ -60,6 +61,9 @@ class CommonConfig(Base):
 
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
+        if unknown := {*self.report_to} - INTEGRATION_TO_CALLBACK.keys():
+            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            raise ValueError(f"`report_to` has {min(unknown)!r}; it must be none, all, or some of {known}.")
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":

@@ -18,7 +18,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments
 from transformers.integrations import (
     integration_utils,
     is_deepspeed_zero3_enabled,
@@ -199,6 +199,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def _set_up_agents(self) -> None:
         """Checks the accelerator and adds callbacks. A subclass calls this after it initializes the TRL trainer."""
         check_distribution(self.accelerator)
+        stops_early = any(isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks)
+        if stops_early and (self.args.metric_for_best_model is None or self.args.eval_strategy == "no"):
+            raise ValueError(
+                "`EarlyStoppingCallback` needs `eval_strategy` and a `metric_for_best_model` like 'reward'."
+            )
         self.add_callback(CheckpointCallback(self))
         self.add_callback(RunReport(self._name, self._report_facts))
         show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
