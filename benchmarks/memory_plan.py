@@ -2,6 +2,7 @@
 Compares the memory that `trl-multiagent plan` computes with what training steps need.
 
     python benchmarks/memory_plan.py            # about 6 minutes on two cores
+    python benchmarks/memory_plan.py --forms lora
     python benchmarks/memory_plan.py --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is
@@ -55,6 +56,7 @@ def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--smoke", action="store_true", help="seconds: a tiny model in this process")
+    parser.add_argument("--forms", nargs="+", choices=("full", "lora"), default=["full", "lora"])
     parser.add_argument("--output", type=Path, default=Path("memory_plan.json"), help="where the JSON goes")
     options = parser.parse_args()
     results = []
@@ -64,7 +66,7 @@ def main() -> None:
         settings = {"model": str(model), "roles": ["aux", "main"], "steps": 3, "num_tokens": 8, "dtype": "float32"}
         settings |= {"gradient_checkpointing": True, "micro_batch": 2}
         print(f"{'MiB':<28}{'generate':>10}{'planned':>10}{'update':>10}{'planned':>10}")
-        for form, name, bf16 in RUNS[:1] if options.smoke else RUNS:
+        for form, name, bf16 in RUNS[:1] if options.smoke else [run for run in RUNS if run[0] in options.forms]:
             run = {**settings, "lora": LORA if form == "lora" else None, "bf16": bf16, "num_items": LAUNCHES[name][1]}
             measured = run_here(run) if options.smoke else launch(name, run, False, 1, 600)
             plan = planned(model, form, name, run)

@@ -47,9 +47,9 @@ With `single`, one agent with the prompts of main answers once, and the peer is 
 With `--model smollm2`, the task is `hidden` of recipes/real: a speaker tells a decider what is in a box. Both systems
 play trees of two turns with 16 scored answers for each of two items: full weights in float32, or LoRA of rank 16 on a
 base in float32, temperature 0.7, at most 8 tokens. CoMLRL has no LoRA, and all its agents answer in every turn. One
-agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. Rates are 1e-3
-(LoRA) and 2e-5 (full), which were not compared with others. Peak memory is that beyond the libraries; beside it
-stands what `trl-multiagent plan` computes. `--runs` takes some of the rows; the output file keeps the others.
+agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. The rate is 1e-6,
+so that all steps sample from the same policy. Peak memory is that beyond the libraries; beside it stands what
+`trl-multiagent plan` computes. `--runs` takes some of the rows; the output file keeps the others.
 
 Differences that remain, all of them the systems' own:
 - The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is
@@ -114,6 +114,7 @@ CURVE_LEARNING_RATE = 5e-4
 RUNS = {"CoMLRL, full": ("peer", 2, False), "ours, full": ("ours", 2, False), "ours, LoRA": ("ours", 2, True)}
 RUNS |= {"TRL, one agent, full": ("trl", 1, False), "ours, one agent, full": ("ours", 1, False)}
 RUNS |= {"TRL, one agent, LoRA": ("trl", 1, True), "ours, one agent, LoRA": ("ours", 1, True)}
+RUNS |= {f"{name}, bf16": RUNS[name] for name in ("ours, full", "ours, one agent, full")}
 REAL = {"num_generations": 4, "max_new_tokens": 8, "rows_per_forward": 8, "temperature": 0.7, "seed": 0}
 
 
@@ -223,8 +224,8 @@ def real_model(options: argparse.Namespace) -> None:
     for name in options.runs:
         system, agents, lora = RUNS[name]
         size = 2 if agents == 2 else 8
-        settings = {**REAL, "model": model, "agents": agents, "lora": lora, "learning_rate": 1e-3 if lora else 2e-5}
-        settings |= {"items_per_step": size, "threads": options.threads}
+        settings = {**REAL, "model": model, "agents": agents, "lora": lora, "bf16": "bf16" in name}
+        settings |= {"learning_rate": 1e-6, "items_per_step": size, "threads": options.threads}
         settings["items"] = draw(TRAINING, (steps + 1) * size, seed=0)
         python = peer_python(make=True) if system == "peer" else sys.executable
         records = run({f"hidden_{system}": python}, settings, name)[f"hidden_{system}"]

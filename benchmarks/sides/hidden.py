@@ -21,7 +21,7 @@ def is_right(word: str, options: str, answer: str) -> float:
 
 def arguments(settings: dict) -> dict:
     """The arguments that ours and TRL's trainer share."""
-    return {**step_arguments(settings), "temperature": settings["temperature"]}
+    return {**step_arguments(settings), "temperature": settings["temperature"], "bf16": settings["bf16"]}
 
 
 def libraries() -> dict[str, float]:
