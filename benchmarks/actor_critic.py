@@ -9,7 +9,7 @@ For whom a critic is worth it: MAGRPO, MAREINFORCE, IAC and MAAC at the same num
 Each run is a file in `--runs`, and a run whose file is there is not repeated: the command can be interrupted, and
 continued with other methods or seeds. The table is made of all files that fit.
 
-Part `two_turns`, a task with delayed reward made for this comparison (`two_turns.py` describes it), in two variants.
+Part `two_turns`, a task with delayed reward made for this comparison ([`TwoTurns`]), in two variants.
 With `spread` 0 the reward is the score, from 0 to 1. With `spread` 1 it also contains a part that depends on the item
 alone, from 0 to 3. The curve is the mean score of the sampled joint actions of the second turn, and what is compared
 is the number of env steps until its mean over five updates reaches a level. The intervals are 95 % t-intervals over
@@ -41,15 +41,18 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import torch
+from datasets import Dataset
 from preference import CONFIGS, QUIET, SMOKE, Clock, held_out_reward
 from sides.task import ARGUMENTS
 from team_run import save_model
-from transformers import set_seed
-from two_turns import ROLES, TwoTurns, save_two_turn_model, two_turn_items
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from vs_comlrl import machine
 
 from trl_multiagent import (
     AgentTeam,
+    Environment,
     IACConfig,
     IACTrainer,
     MAACConfig,
@@ -58,6 +61,7 @@ from trl_multiagent import (
     MAGRPOTrainer,
     MAREINFORCEConfig,
     MAREINFORCETrainer,
+    Outcome,
 )
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.runs.run import run_recipe
@@ -355,6 +359,96 @@ def print_demo(runs: list[dict]) -> None:
             times = [statistics.fmean(run["training"][key] for run in own) for key in ("seconds", "cpu_seconds")]
             print(f"{name:24}{cell:>18}{len(own):>7}{times[0]:>18.0f}{times[1]:>8.0f}")
     print(f"aim of iac and maac, mean of three seeds: {DEMO_TARGET}", flush=True)
+
+
+# The two-turn task
+
+
+ROLES = ("aux", "main")
+LETTERS = "abcd"
+WORTH = (0.25, 0.5, 1.0)
+SHARE = (0.25, 0.5, 1.0)
+WORDS = (*LETTERS, "see", "now", ":", "[", "]", *ROLES, "answers")
+
+
+class TwoTurns(Environment):
+    """
+    Two turns with a delayed reward, where the first turn decides what the second can earn.
+
+    At both turns every agent sees one of [`LETTERS`] and answers with one token. The right answer is a letter, too: it
+    depends on the agent and on the letter that it sees, and nobody tells the agent which one it is.
+
+    - At the first turn both agents see the item's first letter. There is no reward. [`WORTH`][k] is what the second
+      turn is worth, where k is the number of agents who are right. The agents do not learn k.
+    - At the second turn both see the item's second letter, after their own first prompt and answer. The score is the
+      worth times [`SHARE`][m], where m is the number of agents who are right now. It is 1 if all four answers are
+      right, and 0.08 for random ones.
+    - The reward, which is given at the second turn only, is the score plus the `spread` times the position of the
+      first letter in the alphabet (0 to 3). As in most data sets, some items then earn more than others whatever the
+      agents do.
+    """
+
+    roles = ROLES
+
+    def __init__(self, spread: float):
+        self.spread = spread
+
+    def prompts(self, item, history):
+        return dict.fromkeys(ROLES, f"now {item['second']} :" if history else f"see {item['first']} :")
+
+    def score(self, items, joint_actions, histories):
+        return [self.outcome(*each) for each in zip(items, joint_actions, histories, strict=True)]
+
+    def outcome(self, item: dict, joint_action: dict[str, str], history: list) -> Outcome:
+        if not history:
+            return Outcome(0.0)
+        worth = WORTH[number_right(history[0].joint_action, item["first"])]
+        score = worth * SHARE[number_right(joint_action, item["second"])]
+        return Outcome(self.spread * LETTERS.index(item["first"]) + score, {"score": score})
+
+
+def number_right(joint_action: dict[str, str], seen: str) -> int:
+    """
+    How many agents are right: the first one says the letter after the one that it sees, the second one the letter
+    after that.
+    """
+    position = LETTERS.index(seen)
+    right = {role: LETTERS[(position + k) % len(LETTERS)] for k, role in enumerate(ROLES, start=1)}
+    return sum(joint_action[role].strip() == right[role] for role in ROLES)
+
+
+def two_turn_items(number: int, seed: int) -> Dataset:
+    """Items with random letters."""
+    letters = torch.randint(len(LETTERS), (number, 2), generator=torch.Generator().manual_seed(seed))
+    return Dataset.from_list([{"first": LETTERS[a], "second": LETTERS[b]} for a, b in letters.tolist()])
+
+
+def save_two_turn_model(folder: Path, seed: int) -> None:
+    """
+    Writes a random Llama of about 50,000 parameters and its tokenizer, whose 16 tokens are the letters and the words
+    of the prompts.
+    """
+    vocabulary = {word: k for k, word in enumerate((*WORDS, "<unk>", "<eos>", "<pad>"))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="<eos>", pad_token="<pad>", padding_side="left"
+    )
+    fast.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+        eos_token_id=vocabulary["<eos>"],
+        pad_token_id=vocabulary["<pad>"],
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 if __name__ == "__main__":

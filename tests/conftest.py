@@ -90,6 +90,23 @@ def reports():
         yield
 
 
+@pytest.fixture
+def refused(capsys):
+    """Calls a program that ends with exit status 2, and returns the one line that says why."""
+
+    def refused(program, *args, **kwargs) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            program(*args, **kwargs)
+        err = capsys.readouterr().err
+        lines = [line for line in err.splitlines() if line.strip() and "note: " not in line]
+        assert ended.value.code == 2 and (len(lines) == 1 or lines[0].startswith("usage: ")), err
+        assert "error: " in lines[-1]
+        return lines[-1]
+
+    return refused
+
+
 @pytest.fixture(scope="module")
 def sandbox(request):
     """The sandbox of a module's tests, made with the arguments that its `SANDBOX` holds."""

@@ -245,18 +245,6 @@ def test_prompts_may_pass_through(parse, given, alone):
         assert recipe.stderr == "" and recipe.make_environment().external_prompt_passthrough is alone
 
 
-def test_grpo_is_one_agent(parse, error_of):
-    assert parse({"grpo": {}}, algorithm="grpo").num_agents == 1
-    assert "one agent" in error_of({"grpo": {"num_agents": 2}}, algorithm="grpo")
-
-
-def test_each_algorithm_keeps_its_own_baseline(parse, error_of):
-    recipe = parse({"maremax": {}}, algorithm="maremax")
-    assert recipe.training_args.advantage_mode == "max"
-    message = error_of({"maremax": {"advantage_mode": "mean"}}, algorithm="maremax")
-    assert "'mean'" in message
-
-
 def test_folder_of_a_run(parse, monkeypatch):
     assert parse({"output": {"base_dir": "b"}}).run_folder.name.startswith("job_")
     assert parse({"magrpo": {"num_turns": 2}}).run_folder.name.startswith("mt_job_")

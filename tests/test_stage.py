@@ -6,7 +6,7 @@ import json
 import pytest
 from accelerate import PartialState
 
-from trl_multiagent.folders import locked, replacing, unfinished_path
+from trl_multiagent.folders import locked, read_json, replacing, unfinished_path
 from trl_multiagent.jobs.stage import MANIFEST, Stage
 
 
@@ -41,7 +41,7 @@ def test_a_kill_repeats_the_part_that_was_not_complete(tmp_path, kill_at):
     parts = ["0", "1", "2"]
     assert work(folder) == parts[parts.index(kill_at) :] and work(folder) == []
     assert [stage(folder).read(part) for part in parts] == [[{"part": part}] for part in parts]
-    assert stage(folder).result("result.json") == {"parts": 3}
+    assert read_json(folder / "result.json") == {"parts": 3}
     assert json.loads((folder / MANIFEST).read_text()) == {"stage": "collection", "settings": SETTINGS}
 
 

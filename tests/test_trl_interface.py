@@ -21,6 +21,7 @@ from transformers.integrations.integration_utils import rewrite_logs
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.chat_template_utils import render_jinja_template
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer
+from trl.chat_template_utils import add_response_schema
 from trl.data_utils import apply_chat_template, prepare_multimodal_messages
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
@@ -80,6 +81,7 @@ CALLED = {
     ),
     add_hooks: "model",
     remove_hooks: "model",
+    add_response_schema: "processing_class",
     apply_chat_template: "example processing_class tools template_kwargs",
     prepare_multimodal_messages: "messages images",
     render_jinja_template: """
@@ -101,7 +103,7 @@ NAMES = {
     GenerationMixin: "_supports_default_dynamic_cache",
     GradientCheckpointingLayer: "_gradient_checkpointing_func",
     GRPOTrainer: """
-        _buffered_inputs _metrics _name _paper _step _tag_names chat_template_kwargs generation_kwargs log_completions
+        _buffered_inputs _metrics _name _paper _step _tag_names generation_kwargs log_completions
         num_completions_to_print num_generations_eval ref_model shuffle_dataset temperature
     """,
     RewardTrainer: "_signature_columns",

@@ -283,9 +283,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser, parser_of_train = make_parsers()
     if argv in (["train", "-h"], ["train", "--help"]):
         return parser_of_train.print_help()
-    if argv[:1] == ["plan"] and "--config" in argv:  # as for `train`
-        k = argv.index("--config")
-        argv = ["plan", *argv[k + 1 : k + 2], *argv[1:k], *argv[k + 2 :]]
     arguments, rest = parser.parse_known_args(argv)
     command, own = arguments.command, {name: x for name, x in vars(arguments).items() if name != "command"}
     if command == "run":  # it inherits the variable from the command that launched it

@@ -129,9 +129,9 @@ RETURNED = {
     "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
     "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
     "a generator": (lambda: (x for x in [1.0, 2.0]), "(generator); it must return a list"),
-    "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2"),
-    "texts": (lambda: [1.0, "2.0"], "returned '2.0' (str) for joint action 2 of 2"),
-    "nan": (lambda: [1.0, float("nan")], "returned nan for joint action 2 of 2"),
+    "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2; it must be a number."),
+    "texts": (lambda: [1.0, "2.0"], "returned the reward '2.0' (str) for joint action 2 of 2"),
+    "nan": (lambda: [1.0, float("nan")], "returned the reward nan for joint action 2 of 2"),
 }
 RAISED = {
     "sys.exit()": (SystemExit(), "called sys.exit()."),
@@ -213,7 +213,7 @@ def test_partial_functions_and_callable_objects():
     found = score(env)[0].metrics
     assert found == {f"rewards/{x}": k + 1.0 for k, x in enumerate("scaled Judge method scaled_2 Judge_2".split())}
     assert "reward_funcs=[scaled, Judge, method, scaled_2, Judge_2]" in repr(env)
-    with pytest.raises(TaskError, match=r"The reward function `Judge` returned \[\] \(list\) for"):
+    with pytest.raises(TaskError, match=r"The reward function `Judge` returned the reward \[\] \(list\) for"):
         score(environment(reward_funcs=Judge([])))
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas
 import pytest
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task
+from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task, role_reward
 from trl_multiagent.environments.base import ScoringContext, ask, judge, scoring
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
 from trl_multiagent.rollout.tree import Node
-from trl_multiagent.runs.rounds import RewardRun
+from trl_multiagent.runs.rounds import PreferenceRun
 from trl_multiagent.runs.run import read_settings, run_recipe
 
 from prepared import parse_recipe
@@ -57,8 +57,8 @@ def reward(completions, prompts, **columns):
     return [float(len(one["aux"]) + sum(map(ord, str(one["main"])))) % 7 for one in completions]
 
 
-def environment(**given):
-    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, reward, **given)
+def environment(reward=reward):
+    return FunctionEnvironment({"aux": "Help with {x}:", "main": "Do {x}:"}, reward)
 
 
 TASK = Task(lambda settings: environment(), lambda settings: (tiny_items(6), tiny_items(2)))
@@ -125,10 +125,11 @@ def test_the_task_gets_the_answers_and_the_prompts_of_its_roles():
     assert outcomes[0].extra == {"answer/aux": "a", "answer/main": "b"}
     assert central.answers(actions[0]) == {"aux": "a", "main": "b"}
     # Reward functions in TRL's form get messages
-    central = CentralizedEnvironment(environment(conversational=True))
+    spy = role_reward("main", lambda completions, **columns: seen.append(completions) or [0.0])
+    central = CentralizedEnvironment(environment(spy))
     with scoring(ScoringContext(prompts=prompts, chat_roles=frozenset({"team"}))):
         judge(central, items[:1], actions[:1], [()])
-    assert seen[-1][1]["main"] == [{"role": "assistant", "content": "b"}]
+    assert seen[-1] == [[{"role": "assistant", "content": "b"}]]
 
 
 def test_one_turn_and_several_roles():
@@ -152,7 +153,7 @@ def test_settings():
     assert args.num_agents == 1 and args.joint_actions_per_node == args.num_generations
     argv = ["--model_name", "m", "--collaboration_mode", "centralized", "--comparator_generation_mode", "centralized"]
     argv += ["--comparator_policy", "model", "--comparator_model_name", "n"]
-    run = RewardRun(read_settings("marlhf", TASK, argv, "run"))
+    run = PreferenceRun(read_settings("marlhf", TASK, argv, "run"))
     assert run.preferences.comparator_generation_mode == "decentralized"
     assert run.prepared.make_environment().roles == ("team",)
 

@@ -114,10 +114,10 @@ def test_numbers_depend_neither_on_processes_nor_on_batches(evaluated, runs, tmp
     assert transcripts(tmp_path / "batches") == transcripts(evaluated)
 
 
-def test_a_folder_of_another_evaluation_is_refused(evaluated, runs, capsys):
-    with pytest.raises(SystemExit):
-        evaluate(runs / "plain", "--num_turns", "2", "--output_dir", evaluated, "--temperature", "0.5", "--seed", "1")
-    message = capsys.readouterr().err.strip().splitlines()[-1]
+def test_a_folder_of_another_evaluation_is_refused(evaluated, runs, refused):
+    message = refused(
+        evaluate, runs / "plain", "--num_turns", "2", "--output_dir", evaluated, "--temperature", "0.5", "--seed", "1"
+    )
     assert "holds another evaluation: temperature was 1.0, is 0.5; seed was 42, is 1. Choose another folder" in message
 
 
@@ -138,7 +138,7 @@ def test_what_the_baselines_see_and_cost(evaluated):
             assert "The answer of" not in turn["prompts"]["aux"]
 
 
-def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, capsys):
+def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_path, refused):
     letters = "aeiounrst "
     given = {"main": [*letters]}
     override = ("--override", f"magrpo.stop_strings={given}")
@@ -152,9 +152,9 @@ def test_answers_end_with_the_stop_strings_of_the_training(runs, evaluated, tmp_
         assert one["finished"] == {**whole["finished"], "main": end is not None or whole["finished"]["main"]}
         stopped += end is not None
     assert 3 < stopped < ITEMS * 4
-    with pytest.raises(SystemExit):
-        evaluate(runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}")
-    assert "`stop_strings` is {'x': ['e']}; it must have lists of texts for aux, main." in capsys.readouterr().err
+    assert "`stop_strings` is {'x': ['e']}; it must have lists of texts for aux, main." in refused(
+        evaluate, runs / "plain", "--output_dir", tmp_path / "x", "--stop_strings", "{x: [e]}"
+    )
 
 
 def test_cross_play_of_teams_of_different_sizes(runs, evaluated, tmp_path, capsys):
@@ -191,7 +191,7 @@ def test_several_teams_and_a_dry_run(runs, tmp_path, capsys):
     assert "all teams" in (tmp_path / "evaluation.txt").read_text()
 
 
-def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monkeypatch):
+def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, refused, monkeypatch):
     monkeypatch.setattr("trl_multiagent.AgentTeam.from_pretrained", None)
     tiny_team(("left", "right")).save_pretrained(tmp_path / "others")
     capsys.readouterr()
@@ -209,18 +209,13 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, monke
         ([plain, "--output_dir", plain / "team.json"], "is a file"),
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),
     ]:
-        with pytest.raises(SystemExit) as end:
-            evaluate(*arguments, *([] if "--output_dir" in arguments else out))
-        lines = capsys.readouterr().err.strip().splitlines()
-        assert end.value.code == 2 and message in lines[-1] and len(lines) == 1, (arguments, lines)
-    with pytest.raises(SystemExit):
-        evaluate(plain, "--baselines", "raw_single_agent", *out, task=no_single)
-    assert "it always has the roles aux, main" in capsys.readouterr().err
+        assert message in refused(evaluate, *arguments, *([] if "--output_dir" in arguments else out))
+    assert "it always has the roles aux, main" in refused(
+        evaluate, plain, "--baselines", "raw_single_agent", *out, task=no_single
+    )
     control = (runs / "small", "--override", "evaluation.control=single_agent")
     for arguments, message in (((), "at least two runs"), (control, "`evaluation.control` has no place in")):
-        with pytest.raises(SystemExit):
-            evaluate(plain, *arguments, *out, cross_play=True)
-        assert message in capsys.readouterr().err
+        assert message in refused(evaluate, plain, *arguments, *out, cross_play=True)
 
 
 STRANGE = {
@@ -263,7 +258,7 @@ peft: {target_modules: [q_proj]}
 
 
 @pytest.mark.parametrize("text", STRANGE)
-def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeypatch, capsys, text):
+def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeypatch, refused, text):
     """It runs no code, sends nothing, and names no place to write to, in an evaluation and in a cross-play."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "sk-1")
@@ -272,10 +267,8 @@ def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeyp
     Path("team/strange.py").write_text(Path("strange.py").read_text())
     Path("team/config.yaml").write_text(text)
     cross_play = text == "task: strange:TASK"
-    with pytest.raises(SystemExit) as end:
-        evaluate("team", *["other"] * cross_play, "--dry_run", task=cli.TASKS, cross_play=cross_play)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert end.value.code == 2 and f"the team's config.yaml asks for `{STRANGE[text]}" in line and "sk-1" not in line
+    line = refused(evaluate, "team", *["other"] * cross_play, "--dry_run", task=cli.TASKS, cross_play=cross_play)
+    assert f"the team's config.yaml asks for `{STRANGE[text]}" in line and "sk-1" not in line
     assert line.endswith("pass `--config team/config.yaml` if you trust it.")
     assert not Path("ran").exists() and str(tmp_path / "team") not in sys.path
 
@@ -284,7 +277,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "plain", "team")
     Path("team/config.yaml").write_text(OWN)
-    evaluate("team", "--dry_run", "--pass_at", "2", task=cli.TASKS)
+    evaluate("team", "--dry_run", "--k", "2", task=cli.TASKS)
     out = capsys.readouterr().out
     assert "pass@k           2\n" in out
     assert (
@@ -409,7 +402,7 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     assert find_config(str(tmp_path)) is None
 
 
-def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys):
+def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys, refused):
     """A task may have an evaluation set of its own; with `--dataset`, all rows are played."""
 
     def dry_run(evaluation_set, *argv):
@@ -420,9 +413,7 @@ def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys):
     for evaluation_set, argv in ((rows, ()), (None, ("--dataset", "all"))):
         dry_run(evaluation_set, *argv)
         assert "2, with 4 episodes" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        dry_run(None)
-    assert "or give --dataset" in capsys.readouterr().err
+    assert "or give --dataset" in refused(dry_run, None)
 
 
 def test_the_history_is_that_of_the_training_unless_a_flag_says_otherwise(runs, evaluated, tmp_path):

@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 from trl_multiagent import FunctionEnvironment, JointRewardTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
-from trl_multiagent.runs.rounds import RewardRun
+from trl_multiagent.runs import rounds
 from trl_multiagent.runs.run import read_settings, run_recipe
 
 from tiny import same_teams, tiny_task
@@ -30,7 +30,7 @@ SMALL += "--reward_eval_fraction 0.3 --dataset_test_split x"
 
 
 def phases(*argv):
-    return RewardRun(read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf"))
+    return rounds.PreferenceRun(read_settings("marlhf", TASK, ["--model_name", "m", *argv], "marlhf"))
 
 
 script = partial(run_script, "code_generation")
@@ -226,8 +226,8 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
 
     # In every phase of the first round, after its training, and before the end of the last one
     kills = [(JointRewardTrainer, "train", stop), (JointRewardTrainer, "report", stop)]
-    kills += [(RewardRun, "with_reward_of", stop), (MAGRPOTrainer, "compute_loss", at_step(2))]
-    kills += [(RewardRun, "save_team", stop), (RewardRun, "save_last", stop)]
+    kills += [(rounds, "with_reward_of", stop), (MAGRPOTrainer, "compute_loss", at_step(2))]
+    kills += [(rounds, "writing_team", stop), (rounds, "save_results", stop)]
     for owner, name, replacement in kills:
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
             patch.setattr(owner, name, replacement)

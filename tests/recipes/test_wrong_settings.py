@@ -115,6 +115,8 @@ iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
 maac critics=[a/b,c/d] 2 models for the critics ['central']
 maac maac.critic_form=head set `critic_form` to 'model'
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
+grpo grpo.num_agents=2 grpo trains one agent
+maremax maremax.advantage_mode=mean 'mean'
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There are no preferences in missing
 madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
@@ -246,6 +248,7 @@ def test_a_wrong_file(folder, capsys, content, expected):
     ("argv", "expected"),
     [
         (["--num_turn", "2"], "did you mean `magrpo.num_turns`?"),
+        (["--magrpo.num_generations", "1"], "`num_generations` is 1"),
         (["--override", "magrpo.num_turns"], "section.key=value"),
         (["--dtype", "float8"], "'bfloat16'"),
         (["--model_name", "demo", "--model_name_or_path", "other"], "are the same setting"),
@@ -319,4 +322,3 @@ def test_flags_of_other_programs_are_answered(folder, capsys):
     Path("rewards.py").touch()
     assert "--num_processes" in refusal(capsys, "--gpus", "2")
     assert "is Python; it takes a YAML file" in refusal(capsys, "--config", "rewards.py")
-    assert "`num_generations` is 1" in refusal(capsys, "--magrpo.num_generations", "1")

@@ -21,11 +21,10 @@ from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
 from trl_multiagent.models.packing import run_ends
 from trl_multiagent.preferences.rows import text_columns
-from trl_multiagent.trainers.base.checkpoints import UNFINISHED_FOLDER
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
 from pages import read_page
-from tiny import SIZE, byte_tokenizer, flip, tiny_classifier
+from tiny import SIZE, byte_tokenizer, tiny_classifier
 
 
 def reward_trainer(folder, answered_by=("aux", "main"), model=None, **arguments):
@@ -264,22 +263,3 @@ def test_with_one_role_it_is_a_reward_function_of_trl(tmp_path):
     assert reward(prompts=messages[0], completions=messages[1]) == [expected]
     with pytest.raises(ValueError, match="is not a joint reward model"):
         JointRewardModel(tiny_classifier(), byte_tokenizer())
-
-
-def test_a_damaged_checkpoint_is_refused(tmp_path):
-    reward_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, save_total_limit=2).train()
-    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-3"]
-    assert not (tmp_path / UNFINISHED_FOLDER).exists()
-    folder = tmp_path / "checkpoint-2"
-    flip(folder / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=f"{folder} is damaged: missing, or changed since it was saved: model.safetensors"
-    ):
-        reward_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
-    flip(folder / "model.safetensors")
-    (tmp_path / "checkpoint-3" / "optimizer.pt").unlink()
-    trainer = reward_trainer(tmp_path, max_steps=4)
-    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged.*optimizer.pt"):
-        trainer.train(resume_from_checkpoint=True)
-    trainer.train(resume_from_checkpoint=str(folder))
-    assert trainer.state.global_step == 4

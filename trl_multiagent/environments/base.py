@@ -12,7 +12,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, show, task_code
+from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, as_reward, show, task_code
 
 
 if TYPE_CHECKING:
@@ -480,6 +480,7 @@ def judge(
     the method fails, or does not return one outcome with finite rewards per joint action.
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
+    drops = scoring_context().reward_none == "drop"  # then, NaN is the reward of what nothing scores
     with task_code(name):
         method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
@@ -501,30 +502,17 @@ def judge(
                     "number, or one for "
                     f"each of the roles {', '.join(environment.roles)}."
                 )
-            outcome.set_role_rewards(
-                {role: finite(name, reward[role], f"for {role!r}, {where}", position) for role in environment.roles}
-            )
-        outcome.reward = finite(name, outcome.reward, where, position)
+            rewards = {
+                x: as_reward(name, reward[x], f"for {x!r}, {where}", position, drops) for x in environment.roles
+            }
+            outcome.set_role_rewards(rewards)
+        outcome.reward = as_reward(name, outcome.reward, where, position, drops)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
         for key in sorted(outcome.metrics.keys() & LOGGED):
             raise TaskError(f"{name} returned the metric {key!r}, which is logged anyway: choose another name.")
-        if scoring_context().reward_none == "drop":
+        if drops:
             outcome.metrics["reward_none"] = float(math.isnan(outcome.reward))
     return values
-
-
-def finite(name: str, reward: Any, where: str, position: int) -> float:
-    """
-    Converts a reward of the function `name` to `float`. Raises [`TaskError`] if it is not a finite number. With
-    `reward_none: drop`, NaN is allowed.
-    """
-    number = as_number(reward)
-    if number is None:
-        raise TaskError(f"{name} returned the reward {show(reward)} {where}; it must be a number.")
-    is_dropped = math.isnan(number) and scoring_context().reward_none == "drop"
-    if not math.isfinite(number) and not is_dropped:
-        raise TaskError(f"{name} returned the reward {number} {where}", position)
-    return number
 
 
 def scoring_metrics(environment: Environment) -> dict[str, float]:

@@ -25,6 +25,15 @@ LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
 
 
+def check_name(name: str) -> None:
+    """Raises `ValueError` if the setting `dataset.name` is the path of a file that is missing, or of another kind."""
+    path, is_local = Path(name), name.endswith(LOCAL_SUFFIXES)
+    if path.is_file() and not is_local:
+        raise ValueError(f"`dataset.name` is {name}; give a Hub id or a path of a {LOCAL_FILE}.")
+    if not path.exists() and (is_local or name.startswith(("/", "./", "../"))):
+        raise ValueError(f"`dataset.name` is {name!r}, but there is no such file in {Path.cwd()}.")
+
+
 def read_file(path: Path) -> list[dict]:
     """
     Reads the rows of a local file, `.jsonl`, `.json` or `.parquet`. Raises `FileNotFoundError`, or, if the file is not

@@ -97,21 +97,24 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[dict[str, float] | f
     if len(values) != count:
         raise TaskError(f"{name} returned {len(values)} rewards for {count} joint actions; {wanted}.")
 
-    def convert(value: Any, position: int) -> float:
-        number = as_number(value)
-        if number is None:
-            raise TaskError(f"{name} returned {show(value)} for joint action {position + 1} of {count}; {wanted}.")
-        if not math.isfinite(number):
-            raise TaskError(f"{name} returned {number} for joint action {position + 1} of {count}", position)
-        return number
-
     numbers: list[dict[str, float] | float | None] = []
     for position, value in enumerate(values):
+        where = f"for joint action {position + 1} of {count}"
         if isinstance(value, Mapping):
-            numbers.append({str(role): convert(x, position) for role, x in value.items()})
+            numbers.append({str(role): as_reward(name, x, where, position) for role, x in value.items()})
         else:
-            numbers.append(None if value is None else convert(value, position))
+            numbers.append(None if value is None else as_reward(name, value, where, position))
     return numbers
+
+
+def as_reward(name: str, reward: Any, where: str, position: int, may_be_nan: bool = False) -> float:
+    """Converts a reward of the function `name` to `float`. Raises [`TaskError`] if it is not a finite number."""
+    number = as_number(reward)
+    if number is None:
+        raise TaskError(f"{name} returned the reward {show(reward)} {where}; it must be a number.")
+    if not math.isfinite(number) and not (may_be_nan and math.isnan(number)):
+        raise TaskError(f"{name} returned the reward {number} {where}", position)
+    return number
 
 
 def as_list(values: Any) -> list[Any] | None:

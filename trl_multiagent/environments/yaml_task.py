@@ -21,6 +21,7 @@ from trl_multiagent.environments.dataset_rows import (
     Dataset,
     Datasets,
     check_columns,
+    check_name,
     load_from_hub,
     make_dataset,
     read_file,
@@ -40,11 +41,9 @@ class Rows(DatasetSource):
     config: str | None = setting("Configuration of a dataset on the Hub.")
 
     def __post_init__(self) -> None:
-        is_other = Path(self.name or "").is_file() and not self.is_file
-        if is_other or self.name is None or not self.name.strip("./"):  # `.` and `..` are no folders of data
+        if self.name is None or not self.name.strip("./"):  # `.` and `..` are no folders of data
             raise ValueError(f"`dataset.name` is {self.name or 'missing'}; give a Hub id or a path of a {LOCAL_FILE}.")
-        if self.is_file and not Path(self.name).is_file():
-            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+        check_name(self.name)
 
     @property
     def is_file(self) -> bool:

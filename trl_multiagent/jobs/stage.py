@@ -103,10 +103,6 @@ class Stage:
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
 
-    def result(self, part: str) -> Any:
-        """Reads a part that [`~Stage.save_result`] wrote."""
-        return read_json(self.folder / part)
-
     def save_result(self, part: str, value: Any) -> None:
         """Writes a shared result as JSON. Collective."""
         self.state.wait_for_everyone()

@@ -41,6 +41,7 @@ from trl_multiagent.folders import (
     DATASET_STATE,
     PREFERENCES_FILE,
     is_collection,
+    read_json,
     replacing,
     write_json,
     write_text,
@@ -167,7 +168,7 @@ def collect_preferences(
                     collection.write_dataset()
     preferences = load_from_disk(collection.folder)
     if state.is_main_process:
-        warn_if_few_pairs(collection.stage.result(PREFERENCES_FILE)["numbers"])
+        warn_if_few_pairs(read_json(collection.folder / PREFERENCES_FILE)["numbers"])
     return preferences
 
 
@@ -211,7 +212,7 @@ class _Collection:
         """Returns whether the folder holds the result of these settings."""
         if not is_collection(self.folder):
             return False
-        facts = self.stage.result(PREFERENCES_FILE)
+        facts = read_json(self.folder / PREFERENCES_FILE)
         return (facts["sampling"], facts["pairing"]) == (self.stage.settings, self.config.values(PAIRING_FIELDS))
 
     # Sampling

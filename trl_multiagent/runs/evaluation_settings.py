@@ -140,10 +140,8 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
-            flags = ["--k", "--pass_at"] if field.name == "k" else [f"--{field.name}"]
-            group.add_argument(
-                *flags, dest=field.name, nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text
-            )
+            name = f"--{field.name}"
+            group.add_argument(name, nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
     return parser
 
 

@@ -9,6 +9,7 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers.trainer_utils import get_last_checkpoint
 
+from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
@@ -100,7 +101,7 @@ def train_reward_model(
     stage = Stage(folder, "reward model", settings, PartialState(), free)
     if is_complete:
         stage.check()
-        return stage.result(COMPLETE_FILE)["report"]
+        return read_json(folder / COMPLETE_FILE)["report"]
     with stage.open():
         forget_engine()
         trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)

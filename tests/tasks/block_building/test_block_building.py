@@ -4,10 +4,11 @@ import itertools
 import json
 import random
 import runpy
+from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
-from scripts import RECIPES, algorithm_of, run_script
+from scripts import RECIPES
 
 from trl_multiagent import cli
 from trl_multiagent.environments.base import Turn
@@ -34,7 +35,6 @@ from trl_multiagent.tasks.block_building.environment import (
 from prepared import parse_recipe
 
 
-CONFIGS = sorted((RECIPES / "block_building" / "configs").glob("*.yaml"))
 WALL = wall_item("wall", ["##.", ".##"])  # 4 places of 6; (1, 0) and (1, 1) are on top of each other
 TARGET = read_target(WALL)
 PALETTE = ("stone", "oak_planks")
@@ -278,85 +278,16 @@ def test_a_build_can_be_drawn(tmp_path):
         assert imread(tmp_path / "build.png").std() > 0.01
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    algorithm = algorithm_of(config)
-    if config.stem not in ("str_build_magrpo_config", "grpo_block_building_demo"):
-        run_script("block_building", algorithm, "--config", config, "--dry_run")
-        out = capsys.readouterr().out
-        assert ("108 items of demo" if "demo" in config.stem else "8 items of") in out and "env steps" in out
-        return
-    turns = 1 if "demo" in config.stem else 2
-    small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=4", f"{algorithm}.max_steps=1"]
-    small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=4", "bf16=false")]
-    small += [f"{algorithm}.num_turns={turns}", f"{algorithm}.output_dir={tmp_path / 'run'}"]
-    run_script("block_building", algorithm, "--config", config, "--override", *small)
-    out = capsys.readouterr().out
-    assert "'turn_1/iou'" in out and ("'turn_2/iou'" in out) == (turns == 2)
-    assert (tmp_path / "run" / "team.json").is_file()
-
-
-# The keys of CoMLRL's files for both tasks
-PEER = """
-agent_model:
-  {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
-agents: null
-critics: null
-output: {base_dir: output, save_final_model: false, save_path: output/final_model, verbose: false}
-wandb: {project: blocks, entity: OpenMLRL, run_name: blocks, dir: output, tags: [blocks]}
-"""
-PEER_TASKS = {
-    "str_build": """
-dataset:
-  {name: str_build, type: str_build, csv_path: ../dataset/data.csv, train_split: "[:8]", eval_split: "[8:]",
-   spacing: 2, local_z: 0}
-external: {mode: position_feedback, original_prompt: true, previous_response: true}
-reward_processor: {enabled: true, scale_factor: 1.0, shift: -2.0}
-prompt: {provide_graph: false, use_chat_template: true}
-task: {block_agent1: [oak_planks, stone, air], block_agent2: [white_concrete, obsidian, air], max_commands: 300}
-""",
-    "house_build": """
-dataset:
-  {name: house_build, type: house_build, json_path: ../dataset/data.json, train_split: "[:8]", eval_split: "[8:]"}
-external: {mode: score_feedback, original_prompt: true, previous_response: true, lim: 20}
-reward_processor: {enabled: true, scale_factor: 1.0, shift: -1.0}
-prompt: {use_chat_template: true}
-task:
-  block_agent1: [white_concrete, obsidian, stone_stairs, stone_bricks, planks, air]
-  block_agent2: [white_concrete, obsidian, stone_stairs, stone_bricks, planks, air]
-  max_commands: 600
-  limited_resource: true
-  player: {hp: 5}
-  spider: {num: 3, atk_low: 1, atk_high: 3}
-""",
-}
-PEER_COMMON = (
-    "num_agents: 2, num_turns: 4, agent_learning_rate: 5e-6, max_new_tokens: 512, temperature: 0.6, top_p: 0.6, "
-    "top_k: null, discount: 0.9, early_termination_threshold: -0.1, rollout_buffer_size: 1, train_batch_size: 1, "
-    "eval_interval: 10, eval_num_samples: 2, eval_batch_size: 1, logging_steps: 20"
-)
-PEER_CRITIC = """critic_model:
-  {name: Qwen/Qwen3-4B-Instruct-2507, type: qwen, temperature: 0.6, top_p: 0.6, max_length: 2048, dtype: bf16}
-"""
-PEER_ALGORITHMS = {
-    "magrpo": "critic_model: null\nmagrpo: {num_train_epochs: 20, num_generations: 2, joint_mode: aligned, "
-    "advantage_normalization: true, ",
-    "iac": f"{PEER_CRITIC}iac: {{parallel_training: auto, num_train_epochs: 150, critic_learning_rate: 5e-6, "
-    "value_loss_coef: 0.6, value_clip_range: 0.05, use_separate_critic: true, ",
-}
-
-
 @pytest.mark.parametrize(("name", "algorithm"), [("str_build", "magrpo"), ("house_build", "iac")])
 def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "peer.yaml").write_text(PEER + PEER_TASKS[name] + PEER_ALGORITHMS[algorithm] + PEER_COMMON + "}\n")
-    cli.main(["run", algorithm, "--config", "peer.yaml", "--dry_run"])
+    config = str(Path(__file__).parent / "peer_configs" / f"{name}_{algorithm}_config.yaml")
+    cli.main(["run", algorithm, "--config", config, "--dry_run"])
     out, err = capsys.readouterr()
     assert "builder_1: Qwen/Qwen3-4B-Instruct-2507" in out and "8 items of " + name in out and "4 turns" in out
     assert "computed in bfloat16" in out and "_path" in err  # their data file is not read
-    argv = "--config peer.yaml --task block_building --override task.max_commands=7 wandb.project=null".split()
-    recipe = parse_recipe(algorithm, cli.TASKS, argv)
+    argv = "--task block_building --override task.max_commands=7 wandb.project=null".split()
+    recipe = parse_recipe(algorithm, cli.TASKS, ["--config", config, *argv])
     environment = recipe.make_environment()
     assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
@@ -364,8 +295,8 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     assert environment.draw == is_house and environment.spiders["num"] == 3 * is_house
 
 
-def test_the_mapping_of_another_task_is_refused(tmp_path, capsys):
+def test_the_mapping_of_another_task_is_refused(tmp_path, refused):
     (tmp_path / "peer.yaml").write_text("task: {max_commands: 3}\nagent_model: {name: x}\n")
-    with pytest.raises(SystemExit):
-        cli.main(["run", "magrpo", "--task", "code_generation", "--config", str(tmp_path / "peer.yaml"), "--dry_run"])
-    assert "`block_building` is not a known setting; see --help all, or set the `task` that" in capsys.readouterr().err
+    assert "`block_building` is not a known setting; see --help all, or set the `task` that" in refused(
+        cli.main, ["run", "magrpo", "--task", "code_generation", "--config", str(tmp_path / "peer.yaml"), "--dry_run"]
+    )

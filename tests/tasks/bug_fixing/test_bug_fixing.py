@@ -4,7 +4,6 @@ import random
 import statistics
 
 import pytest
-from scripts import RECIPES, algorithm_of, run_script
 from write_bugs import Mutants, demo_rows, find_results, read_functions, write_rows
 
 from trl_multiagent.code.sandbox import Program
@@ -14,8 +13,6 @@ from trl_multiagent.tasks.bug_fixing.data import demo_functions, demonstrate, wr
 from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_tests
 from trl_multiagent.tasks.code_generation import load_code_dataset
 
-
-CONFIGS = sorted((RECIPES / "bug_fixing" / "configs").glob("*.yaml"))
 
 REFERENCE = """def clip(x, low, high):
     \"\"\"x, but at least low and at most high.
@@ -260,21 +257,3 @@ def test_one_agent_fixes_alone():
     assert "partner" not in alone.prompts(ITEM, ())["fixer"]
     (outcome,) = alone.score([ITEM], [{"fixer": REFERENCE}], [()])
     assert outcome.reward == 2.0 == alone.metric_ranges["reward"][1]
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    algorithm = algorithm_of(config)
-    if "demo" in config.stem or algorithm in ("iac", "maac"):
-        run_script("bug_fixing", algorithm, "--config", config, "--dry_run")
-        assert ("512 items of demo" if "demo" in config.stem else "items of humaneval") in capsys.readouterr().out
-        return
-    small = [f"agent_model.name={tiny_model}", "dataset.train_split=test[:2]", "dataset.mutants=1"]
-    small += ["dataset.eval_split=test[:1]", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
-    small += [f"{algorithm}.items_per_device=1", f"{algorithm}.per_device_train_batch_size=1"]
-    small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}"]
-    run_script("bug_fixing", algorithm, "--config", config, "--override", *small)
-    out = capsys.readouterr().out
-    assert "'turn_1/fix'" in out and ("'turn_2/fix'" in out) == (algorithm == "magrpo")
-    assert (tmp_path / "run" / "team.json").is_file()

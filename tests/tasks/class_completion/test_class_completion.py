@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import write_class_demo
-from scripts import RECIPES, algorithm_of, run_script
 from write_bugs import write_rows
 from write_classes import CONSTANTS, constant, find_tests, make_item, single_program
 
@@ -18,7 +17,6 @@ from trl_multiagent.tasks.class_completion.data import WAYS, demo_items, demo_pr
 from trl_multiagent.tasks.class_completion.environment import divide, merge, passed_by, read_answer
 
 
-CONFIGS = sorted((RECIPES / "class_completion" / "configs").glob("*.yaml"))
 SOLUTION = """import math
 
 class Stack:
@@ -288,26 +286,6 @@ def test_the_demo_rewards_agents_that_keep_the_log_in_the_same_way(sandbox):
     assert not any(map(passed_by, trivial))
     prompt, answer = demonstrate(1, random.Random(3))[0]
     assert prompt.rstrip(":\n").rpartition(" ")[2] and answer.startswith("def ")
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_every_recipe_has_a_plan_and_two_train_offline(config, tiny_model, item, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    algorithm = algorithm_of(config)
-    if config.stem not in ("magrpo_classeval_config", "grpo_class_completion_demo"):
-        run_script("class_completion", algorithm, "--config", config, "--dry_run")
-        assert "env steps" in capsys.readouterr().out
-        return
-    small = [f"agent_model.name={tiny_model}", f"{algorithm}.max_completion_length=8", f"{algorithm}.max_steps=1"]
-    small += [f"{algorithm}.{x}" for x in ("items_per_device=1", "per_device_train_batch_size=1", "eval_interval=0")]
-    small += [f"{algorithm}.bf16=false", f"{algorithm}.output_dir={tmp_path / 'run'}", "dataset.eval_split=null"]
-    if "demo" not in config.stem:
-        write_rows([item], tmp_path / "items.jsonl")
-        small += ["dataset.name=items.jsonl", "dataset.train_split=null"]
-    run_script("class_completion", algorithm, "--config", config, "--override", *small)
-    out = capsys.readouterr().out
-    assert "'turn_1/earned_reward'" in out and ("'turn_2/earned_reward'" in out) == ("demo" not in config.stem)
-    assert (tmp_path / "run" / "team.json").is_file()
 
 
 def test_a_file_of_comlrl_is_planned_as_it_is(monkeypatch, tmp_path, capsys):

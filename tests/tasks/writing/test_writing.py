@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scripts import RECIPES, algorithm_of, run_script
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
@@ -24,8 +23,6 @@ from trl_multiagent.tasks.writing.environment import (
 
 
 HERE = Path(__file__).parent
-CONFIGS = sorted((RECIPES / "writing" / "configs").glob("*.yaml"))
-PEER_CONFIGS = sorted((HERE / "peer_configs").glob("*.yaml"))
 TEXTS = json.loads((HERE / "texts.json").read_text())
 TINY = 0.1 * LARGEST
 
@@ -252,26 +249,3 @@ def test_prompts_and_one_agent():
     with pytest.raises(ValueError, match="one turn"):
         team.check_turns(2)
     assert team.prompts(POST, [Turn(prompts, {}, together)]) == prompts
-
-
-@pytest.mark.parametrize("config", [*CONFIGS, *PEER_CONFIGS], ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run_script("writing", algorithm_of(config), "--config", config, "--dry_run")
-    out = capsys.readouterr().out
-    roles = [["writer"], ["background", "method"], ["summary", "detail"]]
-    expected = roles[0 if config.stem.startswith(("grpo", "ac_")) else 1 if "arxiv" in config.stem else 2]
-    assert "Dry run" in out and all(f"{role}: " in out for role in expected)
-
-
-@pytest.mark.parametrize("algorithm", ["magrpo", "ac"])
-def test_every_recipe_trains_offline(algorithm, tiny_model, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    config = RECIPES / "writing" / "configs" / f"{algorithm}_tldr_config.yaml"
-    small = "max_completion_length=8 max_steps=1 items_per_device=1 per_device_train_batch_size=1 bf16=false".split()
-    small = [f"{algorithm}.{x}" for x in (*small, f"output_dir={tmp_path / 'run'}")]
-    small += ["dataset.name=demo", "dataset.train_split=train[:4]", "dataset.eval_split=test[:2]"]
-    small.append(f"agent_model.name={tiny_model}")
-    critic = [f"critic_model.name={tiny_model}"] if algorithm == "ac" else []
-    run_script("writing", algorithm, "--config", config, "--override", *small, *critic)
-    assert "'turn_1/constant_text'" in capsys.readouterr().out and (tmp_path / "run" / "team.json").is_file()

@@ -16,6 +16,7 @@ from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
     check_fields,
+    check_name,
     kind_of,
     load_rows,
     read_file,
@@ -236,12 +237,7 @@ class CodeDataset(DatasetSource):
         if self.name is None:
             help = type(self).__dataclass_fields__["name"].metadata["help"]
             raise ValueError(f"`dataset.name` is missing: {help}")
-        path = Path(self.name)
-        is_local = path.suffix in LOCAL_SUFFIXES
-        if path.is_file() and not is_local:
-            raise ValueError(f"`dataset.name` is {self.name!r}; it must be a Hub id or the path of a {LOCAL_FILE}.")
-        if not path.exists() and (is_local or self.name.startswith(("/", "./", "../"))):
-            raise ValueError(f"`dataset.name` is {self.name!r}, but there is no such file in {Path.cwd()}.")
+        check_name(self.name)
 
 
 @dataclass

@@ -87,7 +87,7 @@ class Expert:
         folder = run_folder / ANSWERS if settings.expert_cache_dir is None else Path(settings.expert_cache_dir)
         self.settings, self.roles = settings, tuple(roles)
         self.client = EndpointClient(settings.expert_endpoint(), folder)
-        self.missing_parts = self.total_tokens = 0
+        self.missing_parts = 0
 
     def prepare(self) -> None:
         """Checks that the endpoint can be used. Raises `UnavailableError` if not."""
@@ -118,10 +118,9 @@ class Expert:
         return edits
 
     def metrics(self) -> dict[str, float]:
-        """Numbers since the last call of this method, and the tokens since the start."""
+        """Numbers since the last call of this method."""
         used = self.client.take_usage()
-        self.total_tokens += used.input_tokens + used.output_tokens
-        numbers = {**vars(used), "missing_parts": self.missing_parts, "total_tokens": self.total_tokens}
+        numbers = {**vars(used), "missing_parts": self.missing_parts}
         self.missing_parts = 0
         return {f"expert/{name}": float(value) for name, value in numbers.items()}
 
