@@ -114,6 +114,16 @@ def test_wrong_preferences_are_one_line_before_anything_is_loaded(refused, run, 
     )
 
 
+def test_a_folder_to_resume_from_is_looked_at_before_the_collection(refused, run, capsys):
+    Path("checkpoint-1").mkdir()
+    line = refused(run, "madpo", "run", "--resume_from_checkpoint", "checkpoint-1")
+    assert "checkpoint-1 is not a complete checkpoint" in line and scored == []
+    assert "cannot be a folder" in refused(run, "madpo_iter", "run", "--resume_from_checkpoint", "checkpoint-1")
+    for value in ("auto", "true", "false", "null"):
+        run("madpo_iter", "run", "--resume_from_checkpoint", value, "--dry_run")
+        assert "Dry run" in capsys.readouterr().out
+
+
 def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
     assert sum(scored[:3]) == 6 * 4  # the collection, before the evaluation

@@ -35,6 +35,7 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
+from trl_multiagent.runs.models import read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
     AUTO,
@@ -240,7 +241,7 @@ class PreferenceRun:
                 processed = {"reward_scale": 1.0, "reward_shift": 0.0}
         if extras.resume_from_checkpoint is True:  # an early stage has no checkpoint yet
             extras.resume_from_checkpoint = AUTO
-        if self.in_rounds and extras.resume_from_checkpoint not in (None, AUTO):
+        if self.in_rounds and extras.resume_from_checkpoint not in (None, False, AUTO):
             advice = "the same RUN_ID or `output_dir` goes on by itself"
             raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
         if self.in_rounds and self.preference_dataset is not None:
@@ -443,10 +444,12 @@ def plan_of_rewards(run: PreferenceRun) -> dict[str, Any]:
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
     """Makes the arguments of the reward model's trainer. `args`: the arguments of the team's trainer."""
-    section, more = settings.algorithm, reward.reward_training or {}
+    section = f"{settings.algorithm}.reward_training"
+    with config_errors():
+        more = read_values(section, reward.reward_training or {}, JointRewardConfig)
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     if "output_dir" in more:
-        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
+        raise ConfigError(f"`{section}.output_dir` cannot be set: it is in the folder of the run.")
     values: dict[str, Any] = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
@@ -456,7 +459,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
         **{name: getattr(args, name) for name in SHARED},
         **more,
     }
-    return checked_args(f"{section}.reward_training", values)
+    return checked_args(section, more, values)
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
@@ -466,5 +469,5 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         return None
     if reward.reward_freeze_backbone:
         raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
-    with config_errors(f"`{algorithm}.reward_peft`: ", (ValueError, TypeError)):
-        return LoraConfig(**{**PEFT_DEFAULTS, **fields})
+    with config_errors():
+        return read_section(f"{algorithm}.reward_peft", {**PEFT_DEFAULTS, **fields}, LoraConfig)
