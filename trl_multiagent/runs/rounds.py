@@ -26,6 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
+from trl_multiagent.hub import open_repo
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.jobs.signals import Stopped, end_on_signal
@@ -100,7 +101,12 @@ def run_preferences(settings: Settings) -> None:
 
 def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
     """Runs the stages of the rounds that are not complete. `results`: those of the complete ones."""
-    now = None
+    now, args = None, run.args
+    if args.push_to_hub and len(results) < run.num_rounds:  # a push without permission ends the run here
+        with fail_together(run.state):
+            if run.state.is_main_process:
+                name = args.hub_model_id or run.stage.folder.absolute().name
+                open_repo(name, args.hub_private_repo, args.hub_token, args.hub_revision, create_pr=False)
     if run.state.is_main_process:
         run.stage.begin()
         write_settings(run.prepared)
@@ -202,7 +208,8 @@ def save(now: Round) -> None:
     with writing_team(run, now.number + 1) as path:
         now.trainer.save_model(path, _internal_call=True)
     if now.number == run.num_rounds - 1:
-        now.trainer.args.output_dir = run.args.output_dir  # of the card and the upload
+        args = now.trainer.args  # of the card and the upload; a copy of arguments has no token
+        args.output_dir, args.hub_token = run.args.output_dir, run.args.hub_token
         save_results(run.prepared, now.trainer)
 
 
