@@ -35,7 +35,7 @@ INHERITED: dict[str, dict[str, Any]] = {
     **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
     "min_p": {"ge": 0, "le": 1},
     "data_seed": {"ge": 0},
-    "max_steps": {"ne": 0},  # -1 says nothing, and transformers would take 0 for it: all epochs
+    "max_steps": {"ge": -1, "ne": 0},  # -1 says nothing, and transformers would take 0 for it: all epochs
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 MAX_NAMES = 8  # of a choice that an error lists; of more, the most similar ones

@@ -123,7 +123,7 @@ madpo_iter madpo_iter.preference_dataset=x every round collects its preferences
 marlhf marlhf.rl_algorithm=ppo `marlhf.rl_algorithm`
 marlhf marlhf.reward_peft={r: 3};marlhf.reward_freeze_backbone=true remove `marlhf.reward_peft`
 marlhf_iter marlhf.num_iterations=2;marlhf_iter.num_iterations=3 are the same setting
-marlhf_iter madpo_iter.beta=2 the section `madpo_iter` cannot be used
+marlhf_iter madpo_iter.beta=2 the section `madpo_iter` cannot be used: rename it, this run reads `marlhf_iter`
 """
 
 

@@ -390,7 +390,7 @@ def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]
             raise ConfigError(f"`{section}` cannot be used: `{algorithm}` has no critics. Remove it.")
         if section in ALGORITHMS and section != algorithm:
             if body:
-                raise ConfigError(f"the section `{section}` cannot be used: this run trains with `{algorithm}`.")
+                raise ConfigError(f"the section `{section}` cannot be used: rename it, this run reads `{algorithm}`.")
         elif section not in sections:
             yield section, body
         elif isinstance(body, dict | None):
