@@ -1,6 +1,7 @@
 """Reasoning: who sees it, and which ordinary texts stay as they are, with chat templates of several families."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,18 @@ from transformers import AddedToken
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, FunctionSeat, SeatedEnvironment, TeamSeat, workflow
+from trl_multiagent import (
+    AgentTeam,
+    FunctionEnvironment,
+    FunctionSeat,
+    MAGRPOConfig,
+    SeatedEnvironment,
+    TeamSeat,
+    workflow,
+)
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.tools import find_calls, tool_workflow, unread_call
+from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.reasoning import CompletionReader
@@ -22,7 +33,7 @@ from trl_multiagent.preferences import PreferenceConfig, collect_preferences
 from trl_multiagent.preferences.rows import make_row
 from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat
 from trl_multiagent.rollout.trace import trace_rows
-from trl_multiagent.rollout.tree import play_episodes
+from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.load import TeamLoader
 
 from tiny import byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
@@ -414,6 +425,29 @@ def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
     file.write_text(file.read_text().replace('"none"', '"of course"'))
     with pytest.raises(ValueError, match=r"team\.json: the `reasoning` of 'b' is 'of course'; it must be 'auto', 'ke"):
         AgentTeam.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "conversation", "messages", "self"])
+def test_arguments_that_the_package_gives_to_chat_templates_are_refused(tmp_path, name):
+    team, message = tiny_team(["a"], "x"), f"`chat_template_kwargs`.* must not set {name}: only what a chat template"
+    for make in (MAGRPOConfig, EvaluationConfig, partial(AgentTeam.from_pretrained, "none", "a")):
+        with pytest.raises(ValueError, match=message):
+            make(chat_template_kwargs={name: True})
+    team.save_pretrained(tmp_path)
+    file = tmp_path / "team.json"
+    file.write_text(file.read_text().replace('kwargs": {}', f'kwargs": {{"{name}": true}}'))
+    with pytest.raises(ValueError, match=rf"team\.json: {message}"):
+        AgentTeam.from_pretrained(tmp_path)
+    team.chat_template_kwargs["a"] = {"folder": tmp_path}  # saving it would fail, after the training
+    with pytest.raises(ValueError, match="cannot be saved as JSON: Object of type PosixPath"):
+        TeamSampler(team, None)
+
+
+def test_arguments_of_a_wrong_type_get_one_line():
+    team, node = tiny_team(["a"], "{{ 'Reasoning: ' + effort }}"), Node({}, (), {"a": "?"})
+    team.chat_template_kwargs["a"] = {"effort": 3}
+    with pytest.raises(UnavailableError, match=r"agent 'a'.* with \{'effort': 3\}: can only concatenate str"):
+        TeamSampler(team, None).prompts("a", [node])
 
 
 EFFORT = "{% for m in messages %}{{ m.content }}{% endfor %}[{{ effort | default('none') }}]"

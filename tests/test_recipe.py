@@ -79,6 +79,13 @@ def test_values_on_the_command_line(text, value):
     assert parsed == value and type(parsed) is type(value)
 
 
+def test_none_on_the_command_line_is_no_value_unless_it_is_a_choice(parse):
+    recipe = parse({"magrpo": {"num_turns": 1}}, "--reasoning", "none", "--scale_rewards", "none", "--devices", "none")
+    assert recipe.agent_model.reasoning == recipe.training_args.scale_rewards == "none"
+    assert recipe.training_args.devices is None
+    assert parse({}, "--override", "agent_model.reasoning=none").agent_model.reasoning == "none"
+
+
 def test_layers_win_in_order(parse):
     sections = {"magrpo": {"num_turns": 3, "num_generations": 5, "max_new_tokens": 7}, "output": {"base_dir": "a"}}
     recipe = parse(sections, "--override", "magrpo.num_turns=2", "magrpo.num_generations=6", "--num_generations", "8")

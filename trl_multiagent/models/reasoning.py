@@ -5,6 +5,7 @@ trace and the agent's own chat template get the whole completion.
 
 import contextlib
 import copy
+import inspect
 import json
 import re
 from collections.abc import Sequence
@@ -43,6 +44,22 @@ def check_reasoning(name: str, value: Any) -> None:
     """Raises `ValueError`, which begins with `name`, if a value is none of [`Reasoning`]."""
     if value not in get_args(Reasoning):
         raise ValueError(f"{name} is {value!r}; it must be 'auto', 'keep' or 'none'.")
+
+
+def check_template_kwargs(name: str, value: Any) -> None:
+    """
+    Raises `ValueError`, which begins with `name`, if a value is no mapping of arguments for chat templates, sets
+    arguments of `apply_chat_template` that the package sets, or cannot be saved in `team.json`.
+    """
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}; it must be a mapping.")
+    own = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "conversations", "messages"}
+    if reserved := (own - {"documents"}) & value.keys():
+        raise ValueError(f"{name} must not set {', '.join(sorted(reserved))}: only what a chat template reads.")
+    try:
+        json.dumps(value)
+    except TypeError as error:
+        raise ValueError(f"{name} is {value!r}, which cannot be saved as JSON: {error}.") from error
 
 
 class CompletionReader:

@@ -32,7 +32,7 @@ from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.reasoning import CompletionReader, Reasoning
+from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -238,6 +238,8 @@ class TeamSampler:
         self.generator = generator
         self.use_chat_template = use_chat_template
         self.history_options = history_options
+        for role, kwargs in team.chat_template_kwargs.items():
+            check_template_kwargs(f"`chat_template_kwargs` of {role!r}", kwargs)
 
     def template_kwargs(self, role: str) -> dict[str, Any]:
         """Returns the arguments of an agent's chat template."""
@@ -361,7 +363,7 @@ def cut_off(sampled: Completions, call: AgentCall, reader: CompletionReader) -> 
             sampled.logps[g] = sampled.logps[g][:length]
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], **kwargs: Any) -> str:
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], /, **kwargs: Any) -> str:
     """
     Returns the text of chat messages that [`tokenize_prompts`] tokenizes. Some chat templates take contents as lists
     of parts alone, as SmolVLM's does, refuse empty answers, as Ministral's does, or refuse or leave out the results of
@@ -375,7 +377,10 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str
         messages = [{**message, "content": message["content"] or " "} for message in messages]
     if CONTENT not in (probe(template, ("user", CONTENT)) or CONTENT):  # it may demand other messages
         messages = prepare_multimodal_messages(messages)
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+    except TypeError as error:  # a template joins a number and a text
+        raise TemplateError(f"with {kwargs}: {error}") from error
 
 
 @lru_cache
@@ -387,7 +392,7 @@ def probe(template: str, *messages: tuple[str, str]) -> str:
     return ""
 
 
-def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], **kwargs: Any) -> list[list[int]]:
+def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], /, **kwargs: Any) -> list[list[int]]:
     """Returns the token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
     if isinstance(prompts[0], str):
         ids, begin, end = tokenizer(prompts)["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token

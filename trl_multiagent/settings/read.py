@@ -200,7 +200,7 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
         path, equals, text = override.partition("=")
         if not equals or not all(path.split(".")):
             raise ConfigError(f"--override {override!r} must have the form section.key=value.")
-        set_path(layer, path, parse_value(text))
+        set_path(layer, path, parse_value(text, path))
     return layer
 
 
@@ -209,7 +209,7 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
     agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: dict[str, Any] = {}
     for name, texts in flags.items():
-        values = [parse_value(text) for text in texts] or [True]  # a flag without a value means true
+        values = [parse_value(text, name) for text in texts] or [True]  # a flag without a value means true
         value = values if len(values) > 1 else values[0]
         if name in ("gpus", "num_gpus", "nproc_per_node"):
             raise ConfigError(f"--{name}: the number of processes, one per GPU, is --num_processes.")
@@ -219,13 +219,14 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]
     return layer
 
 
-def parse_value(text: str) -> Any:
+def parse_value(text: str, path: str = "") -> Any:
     """
-    Reads a value on the command line: true, false, none or null in any case, a Python literal, a list such as `[a,b]`
-    or a mapping such as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are text.
+    Reads the value of a setting on the command line: true, false, none or null in any case, a Python literal, a list
+    such as `[a,b]` or a mapping such as `{a: 1}` as in YAML, or the text itself. Rows of a split, such as `[16:]`, are
+    text, and so is `none` where it is a choice.
     """
     constants = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in constants:
+    if text.lower() in constants and not (text == "none" and path.endswith(("reasoning", "scale_rewards"))):
         return constants[text.lower()]
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return json.loads(json.dumps(ast.literal_eval(text)))  # fails for types that YAML does not have, such as sets

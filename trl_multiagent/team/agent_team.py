@@ -23,7 +23,7 @@ from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
-from trl_multiagent.models.reasoning import Reasoning, check_reasoning
+from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings, sampling_arguments
@@ -208,6 +208,8 @@ class AgentTeam(nn.Module):
                 raise TypeError(f"`{argument}` is loaded with each agent: give its options as `tokenizer_kwargs`.")
         if reasoning is not None:
             check_reasoning("`reasoning`", reasoning)
+        if chat_template_kwargs is not None:
+            check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
         for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
             if config is not None:
                 check_adapter_config("an agent", config)
@@ -235,7 +237,7 @@ class AgentTeam(nn.Module):
         if reasoning is not None:
             team.reasoning = dict.fromkeys(team.roles, reasoning)
         if chat_template_kwargs is not None:
-            team.chat_template_kwargs = dict.fromkeys(team.roles, chat_template_kwargs)
+            team.chat_template_kwargs = {role: {**chat_template_kwargs} for role in team.roles}
         return team
 
     def __getitem__(self, role: str) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:

@@ -15,7 +15,7 @@ from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
 from trl_multiagent.models.pretrained import find_file, gguf_file_of, load_model, seeded
-from trl_multiagent.models.reasoning import Reasoning, check_reasoning
+from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
 
 AGENTS_FOLDER = "agents"
@@ -71,7 +71,7 @@ def read_team_file(path: str | Path) -> TeamFile:
         version, form = contents["format_version"], contents["form"]
         agents = [(agent["role"], str(agent["folder"])) for agent in contents["agents"]]
         reasoning = {agent["role"]: agent.get("reasoning", "auto") for agent in contents["agents"]}
-        template_kwargs = {agent["role"]: dict(agent.get("chat_template_kwargs", {})) for agent in contents["agents"]}
+        template_kwargs = {agent["role"]: agent.get("chat_template_kwargs", {}) for agent in contents["agents"]}
     if version != FORMAT_VERSION or form not in get_args(Form):
         raise ValueError(
             f"{path} has the format version {version!r} and the form {form!r}; this release reads version "
@@ -80,6 +80,7 @@ def read_team_file(path: str | Path) -> TeamFile:
     check_roles([role for role, _ in agents])
     for role, value in reasoning.items():
         check_reasoning(f"{path}: the `reasoning` of {role!r}", value)
+        check_template_kwargs(f"{path}: `chat_template_kwargs` of {role!r}", template_kwargs[role])
     parts = [path.parent / folder for folder in (*dict(agents).values(), CRITICS_FOLDER)]
     for file in (path, *parts, *(file for part in parts for file in part.rglob("*"))):
         if leads_out(file, path.parent):

@@ -7,6 +7,7 @@ from trl.import_utils import is_vllm_available
 
 from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
+from trl_multiagent.models.reasoning import check_template_kwargs
 from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
 from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.trainers.base.team_config import TeamConfig
@@ -273,9 +274,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             )
 
     def _check_generation_kwargs(self) -> None:
-        for name in ("generation_kwargs", "chat_template_kwargs"):
-            if not isinstance(getattr(self, name), dict | None):
-                raise ValueError(f"`{name}` is {short(getattr(self, name))}; it must be a mapping.")
+        if not isinstance(self.generation_kwargs, dict | None):
+            raise ValueError(f"`generation_kwargs` is {short(self.generation_kwargs)}; it must be a mapping.")
+        if self.chat_template_kwargs is not None:
+            check_template_kwargs("`chat_template_kwargs`", self.chat_template_kwargs)
         kwargs = self.generation_kwargs or {}
         for name in (*RESERVED, *(RESERVED_WITH_VLLM if self.use_vllm else ())):
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
