@@ -114,6 +114,42 @@ def test_wrong_preferences_are_one_line_before_anything_is_loaded(refused, run, 
     )
 
 
+def test_a_folder_to_resume_from_is_looked_at_before_the_collection(refused, run, capsys):
+    Path("checkpoint-1").mkdir()
+    line = refused(run, "madpo", "run", "--resume_from_checkpoint", "checkpoint-1")
+    assert "checkpoint-1 is not a complete checkpoint" in line and scored == []
+    assert "cannot be a folder" in refused(run, "madpo_iter", "run", "--resume_from_checkpoint", "checkpoint-1")
+    for value in ("auto", "false"):
+        run("madpo_iter", "run", "--resume_from_checkpoint", value, "--dry_run")
+        assert "Dry run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["madpo", "madpo_iter"])
+def test_a_push_without_permission_ends_the_run_before_the_collection(run, monkeypatch, algorithm):
+    asked = []
+
+    def refuse(*args, **options):
+        asked.append((*args, *options.values()))
+        raise RuntimeError("Cannot push to 'user/team': 403")
+
+    monkeypatch.setattr("trl_multiagent.runs.rounds.open_repo", refuse)
+    argv = ["--push_to_hub", "--hub_model_id", "user/team", "--hub_token", "hf_reader", "--hub_revision", "dev"]
+    with pytest.raises(RuntimeError, match="403"):
+        run(algorithm, "run", *argv)
+    assert asked == [("user/team", None, "hf_reader", "dev", False)] and scored == []
+    assert not Path("run/config.yaml").exists()
+
+
+def test_the_last_team_is_pushed_with_the_token_of_the_run(run, monkeypatch):
+    pushed = []
+    monkeypatch.setattr("trl_multiagent.runs.rounds.open_repo", lambda *args, **options: None)
+    monkeypatch.setattr(MADPOTrainer, "push_to_hub", lambda self, **_: pushed.append(self.args))
+    argv = ["--push_to_hub", "--hub_model_id", "user/team", "--hub_token", "hf_writer", "--max_steps", "1"]
+    run("madpo_iter", "run", *argv, "--num_iterations", "1", "--comparator_policy", "current")
+    assert [(args.hub_token, args.output_dir) for args in pushed] == [("hf_writer", "run")]
+    assert "hf_writer" not in Path("run/config.yaml").read_text()
+
+
 def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
     assert sum(scored[:3]) == 6 * 4  # the collection, before the evaluation

@@ -94,7 +94,12 @@ agent_model.name=model.gguf neither a folder nor a GGUF file
 agent_model.name=./no/model.gguf there is no such file
 agent_model.gguf_file=model.gguf there is no such file in ./model
 madpo madpo.loss_type=exo_pair a team has the losses sigmoid
-marlhf marlhf.reward_training={learning_rate: -1} reward_training
+marlhf marlhf.reward_training={learning_rate: -1} `marlhf.reward_training.learning_rate` is -1
+marlhf marlhf.reward_training={log_level: loud} `log_level: 'loud'`
+marlhf marlhf.reward_training={warmup_step: 1} a known setting; it has warmup_steps
+marlhf marlhf.reward_peft={r: x} `marlhf.reward_peft.r` is 'x'
+reward_model reward_model.log_level=loud `log_level: 'loud'`
+reward_model reward_model.optim_args=x `optim_args: 'x'`
 marlhf marlhf.reward_training={output_dir: elsewhere} cannot be set
 marlhf marlhf.reward_model_name=. a folder with none of
 marlhf marlhf.rl_algorithm=maac;marlhf.critic_models=[demo,demo] has 2 models

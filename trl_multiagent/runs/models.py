@@ -3,6 +3,7 @@ The models of a run: checks of their names, the adapters of the agents, and the 
 environment, with the players of the roles that are not trained (the section `seats`).
 """
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
-from trl_multiagent.limits import check_value, keys_of
+from trl_multiagent.limits import MAX_NAMES, check_value, keys_of
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_models, task_settings
@@ -190,12 +191,21 @@ def read_section(path: str, section: Any, cls: type) -> Any:
     Makes an instance of a dataclass from a section of the settings. Raises `ValueError` if a key is unknown or a value
     is wrong.
     """
+    values = read_values(path, section, cls)
+    with config_errors(f"`{path}`: ", (ValueError, TypeError)):
+        return cls(**values)
+
+
+def read_values(path: str, section: Any, cls: type) -> dict[str, Any]:
+    """
+    Checks the values of a section whose keys are the fields of a dataclass. Raises `ValueError` if a key is unknown or
+    a value is wrong.
+    """
     keys = keys_of(cls)
     if not isinstance(section, Mapping):
         raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
     for name in section:
         if name not in keys:
-            raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(keys)}.")
-    values = {name: check_value(f"{path}.{name}", value, keys[name]) for name, value in section.items()}
-    with config_errors(f"`{path}`: "):
-        return cls(**values)
+            similar = difflib.get_close_matches(str(name), keys, n=MAX_NAMES, cutoff=0.0)
+            raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(similar)}.")
+    return {name: check_value(f"{path}.{name}", value, keys[name]) for name, value in section.items()}

@@ -374,9 +374,10 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
-        # The trainer of a run on preferences compares the checkpoint itself
         if checkpoint is not None and ALGORITHMS[run.algorithm].run == ROLLOUTS:
             run.check_checkpoint(checkpoint, environment, train_dataset)
+        elif checkpoint is not None and run.extras.resume_from_checkpoint != AUTO:
+            read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
         if state.is_main_process:
             advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
             run.reservation.enter_context(locked(run.run_folder, advice))

@@ -18,8 +18,8 @@ from trl_multiagent.runs.models import loading_arguments, make_environment, make
 from trl_multiagent.runs.plan import print_plan
 from trl_multiagent.runs.prepared import check_results, start_logging
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.derive import Settings
-from trl_multiagent.settings.read import ConfigError, config_errors
+from trl_multiagent.settings.derive import Settings, argument_errors
+from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.team_trainer import forget_engine
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
@@ -69,12 +69,14 @@ def make_args(settings: Settings) -> JointRewardConfig:
     values |= {name: value for name, value in settings.arguments.items() if name in names}
     has_base = model.torch_dtype is not None and (model.use_peft or settings.has_peft_section)  # of an adapter
     values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
-    return checked_args(SECTION, values)
+    return checked_args(SECTION, settings.values[SECTION], values)
 
 
-def checked_args(section: str, values: dict[str, Any]) -> JointRewardConfig:
-    """Makes the arguments of the trainer from the values of a section. Raises `ConfigError` if one is wrong."""
-    with config_errors(f"section `{section}`, arguments of the reward model: ", (ValueError, TypeError)):
+def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) -> JointRewardConfig:
+    """
+    Makes the arguments of the trainer from `values`. Raises `ConfigError` if one is wrong. `given`: those of the user.
+    """
+    with argument_errors(section, given, values):
         args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
     metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
     if metric not in EVAL_METRICS:

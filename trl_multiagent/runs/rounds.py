@@ -26,6 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
+from trl_multiagent.hub import open_repo
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.jobs.signals import Stopped, end_on_signal
@@ -35,6 +36,7 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
+from trl_multiagent.runs.models import read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
     AUTO,
@@ -99,7 +101,12 @@ def run_preferences(settings: Settings) -> None:
 
 def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
     """Runs the stages of the rounds that are not complete. `results`: those of the complete ones."""
-    now = None
+    now, args = None, run.args
+    if args.push_to_hub and len(results) < run.num_rounds:  # a push without permission ends the run here
+        with fail_together(run.state):
+            if run.state.is_main_process:
+                name = args.hub_model_id or run.stage.folder.absolute().name
+                open_repo(name, args.hub_private_repo, args.hub_token, args.hub_revision, create_pr=False)
     if run.state.is_main_process:
         run.stage.begin()
         write_settings(run.prepared)
@@ -201,7 +208,8 @@ def save(now: Round) -> None:
     with writing_team(run, now.number + 1) as path:
         now.trainer.save_model(path, _internal_call=True)
     if now.number == run.num_rounds - 1:
-        now.trainer.args.output_dir = run.args.output_dir  # of the card and the upload
+        args = now.trainer.args  # of the card and the upload; a copy of arguments has no token
+        args.output_dir, args.hub_token = run.args.output_dir, run.args.hub_token
         save_results(run.prepared, now.trainer)
 
 
@@ -240,7 +248,7 @@ class PreferenceRun:
                 processed = {"reward_scale": 1.0, "reward_shift": 0.0}
         if extras.resume_from_checkpoint is True:  # an early stage has no checkpoint yet
             extras.resume_from_checkpoint = AUTO
-        if self.in_rounds and extras.resume_from_checkpoint not in (None, AUTO):
+        if self.in_rounds and extras.resume_from_checkpoint not in (None, False, AUTO):
             advice = "the same RUN_ID or `output_dir` goes on by itself"
             raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
         if self.in_rounds and self.preference_dataset is not None:
@@ -443,10 +451,12 @@ def plan_of_rewards(run: PreferenceRun) -> dict[str, Any]:
 
 def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> JointRewardConfig:
     """Makes the arguments of the reward model's trainer. `args`: the arguments of the team's trainer."""
-    section, more = settings.algorithm, reward.reward_training or {}
+    section = f"{settings.algorithm}.reward_training"
+    with config_errors():
+        more = read_values(section, reward.reward_training or {}, JointRewardConfig)
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     if "output_dir" in more:
-        raise ConfigError(f"`{section}.reward_training`: 'output_dir' cannot be set, it is in the folder of the run.")
+        raise ConfigError(f"`{section}.output_dir` cannot be set: it is in the folder of the run.")
     values: dict[str, Any] = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
@@ -456,7 +466,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
         **{name: getattr(args, name) for name in SHARED},
         **more,
     }
-    return checked_args(f"{section}.reward_training", values)
+    return checked_args(section, more, values)
 
 
 def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
@@ -466,5 +476,5 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         return None
     if reward.reward_freeze_backbone:
         raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
-    with config_errors(f"`{algorithm}.reward_peft`: ", (ValueError, TypeError)):
-        return LoraConfig(**{**PEFT_DEFAULTS, **fields})
+    with config_errors():
+        return read_section(f"{algorithm}.reward_peft", {**PEFT_DEFAULTS, **fields}, LoraConfig)

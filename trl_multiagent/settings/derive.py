@@ -1,10 +1,11 @@
 """Checks the merged settings as a whole, and derives the arguments of the trainer from them."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
 import typing
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -403,20 +404,29 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
     if "num_agents" in names:
         changes["num_agents"] = settings.num_policies
     arguments = {name: value for name, value in settings.arguments.items() if name in names} | changes
-    try:
+    given = {name: value for name, value in settings.values[algorithm].items() if name in names}
+    with argument_errors(algorithm, given, arguments):
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         more = batch_arguments(settings, args)
         return config_class(**arguments | more) if more else args
+
+
+@contextlib.contextmanager
+def argument_errors(section: str, given: Mapping[str, Any], arguments: Collection[str]) -> Iterator[None]:
+    """
+    Turns an error of a configuration class within the block into a [`ConfigError`] that names the section and, if the
+    error names none of the `arguments`, those values of the user that may be wrong.
+    """
+    try:
+        yield
     except UnavailableError:
         raise  # the processes cannot be connected, whatever the arguments are
     except Exception as error:  # transformers raises errors of many kinds
         problem = str(error) if isinstance(error, ValueError | ImportError) else describe(error)
-        given = settings.values[algorithm]
-        is_named = any(f"`{name}" in problem for name in arguments)
-        given = {name: value for name, value in given.items() if name in names}
         likely = {name: value for name, value in given.items() if name in problem or str(value) in problem} or given
+        is_named = any(f"`{name}" in problem for name in arguments)
         texts = [] if is_named else [f"`{name}: {short(value)}`" for name, value in likely.items()]
-        raise ConfigError(f"section {', '.join([f'`{algorithm}`', *texts])}: {problem}") from error
+        raise ConfigError(f"section {', '.join([f'`{section}`', *texts])}: {problem}") from error
 
 
 def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:

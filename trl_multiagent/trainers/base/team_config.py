@@ -61,7 +61,7 @@ class CommonConfig(Base):
 
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
-        if unknown := {*self.report_to} - INTEGRATION_TO_CALLBACK.keys():
+        if unknown := {*map(str, self.report_to)} - INTEGRATION_TO_CALLBACK.keys():
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             raise ValueError(f"`report_to` has {min(unknown)!r}; it must be none, all, or some of {known}.")
         if self.save_strategy == "best" and self.eval_strategy == "no":
