@@ -72,7 +72,7 @@ magrpo.push_to_hub=true;magrpo.hub_model_id=a/b/c not a valid name
 magrop.top_p=0.5 did you mean `magrpo`
 agent_modle.name=x `agent_model`
 critic_model.name=x critics
-grpo.num_turns=1 trains with `magrpo`
+grpo.num_turns=1 rename it, this run reads `magrpo`
 output.base_dir=${nowhere.at_all} nowhere
 output.base_dir=??? Missing mandatory value
 reward_funcs=[a.b] `functions` is not a known setting
