@@ -94,7 +94,7 @@ WRONG = {
     "a configuration": (["--config", "magrpo_hee"], ["'magrpo_hee'", "you mean `magrpo_he`?", "grpo_mbpp"]),
     "a file": (["--config", "magrpo_hee.yaml"], ["--config 'magrpo_hee.yaml': there is no such file"]),
     "a key": ([*DEMO, "magrpo.num_turn=2"], ["`magrpo.num_turn` is not a known setting"]),
-    "a section": (["--config", "grpo_he"], ["`grpo`", "trains with `magrpo`"]),
+    "a section": (["--config", "grpo_he"], ["`grpo`", "this run reads `magrpo`"]),
 }
 
 

@@ -59,6 +59,7 @@ def test_a_team_is_pushed_and_loaded(server, client, tmp_path):
     code = """
 from tiny import tiny_team
 team = tiny_team()
+team.chat_template_kwargs["main"] = {"effort": "low"}
 team.save_pretrained(folder)
 result = team.push_to_hub("user/collectors", commit_message="First try").commit_url
 """
@@ -78,10 +79,11 @@ from tiny import tiny_team
 from trl_multiagent import AgentTeam
 loaded = AgentTeam.from_pretrained("user/collectors")
 equal = all(torch.equal(x, loaded.state_dict()[name]) for name, x in tiny_team().state_dict().items())
-result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"]]
+result = [loaded.roles, equal, loaded.tokenizers["aux"]("é")["input_ids"], loaded.chat_template_kwargs]
 """
-    roles, equal, ids = client(code)
+    roles, equal, ids, arguments = client(code)
     assert roles == ["aux", "main"] and equal and len(ids) == 2
+    assert arguments == {"aux": {}, "main": {"effort": "low"}}
     downloads = {request.partition("/resolve/main/")[2] for request in server.requests if "/resolve/main/" in request}
     assert downloads == {"team.json"}  # later requests use the commit in which it was found
     fetched = [request for request in server.requests if request.startswith("GET") and "/resolve/" in request]

@@ -38,7 +38,10 @@ def test_the_card_shows_how_to_load_one_agent():
     team = tiny_team(("main",))
     card = str(team_card(team.summary(), "user/team"))
     assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
-    assert "One language model." in card and "team of" not in card
+    assert "One language model." in card and "team of" not in card and "apply_chat_template" not in card
+    team.reasoning["main"], team.chat_template_kwargs["main"] = "none", {"effort": "low"}
+    card = str(team_card(team.summary(), "user/team"))
+    assert "_generation_prompt=True, **{'enable_thinking': False, 'effort': 'low'})`" in card
     team = team_of("lora", ("main",))
     team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
     card = str(team_card(team.summary(), "user/team"))

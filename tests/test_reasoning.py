@@ -12,6 +12,7 @@ from pairs import pair_trainer
 from transformers import AddedToken
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
+from trl.trainer import dpo_trainer
 
 from trl_multiagent import (
     AgentTeam,
@@ -400,6 +401,17 @@ def test_preferences_are_trained_with_their_reasoning(tmp_path, family):
     assert tokenizer.decode(row["a/prompt_ids"] + row["a/rejected_ids"]) == text.replace(ANSWER, "It is 41.")
     whole = tokenizer.apply_chat_template(messages + rows[1]["a_chosen"], tokenize=False, **kwargs)
     assert tokenizer.decode(plain["a/prompt_ids"] + plain["a/chosen_ids"]) == whole
+
+
+def test_only_left_out_ends_of_prompts_are_warned_of(tmp_path, caplog, monkeypatch):
+    """DeepSeek's template ends a prompt with a tag that it leaves out before an answer."""
+    monkeypatch.setattr(logging.get_logger("trl"), "propagate", True)
+    team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer_of("deepseek_r1_distill")})
+    for text, number in ((REASONED["deepseek_r1_distill"], 0), (ANSWER, 1)):
+        dpo_trainer.logger.warning_once.cache_clear()
+        row = make_row({"a": [{"role": "user", "content": "What?"}]}, {"a": text}, {"a": f"{text}!"}, 1.0, 0.0)
+        pair_trainer(tmp_path, team, train_dataset=Dataset.from_list([row]))
+        assert sum("prompt is not a prefix" in x for x in caplog.messages) == number
 
 
 def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):

@@ -116,6 +116,8 @@ def keys_of(cls: type) -> dict[str, Key]:
     for field in dataclasses.fields(cls):
         name, hint = field.name, hints[field.name]
         default = None if field.default is dataclasses.MISSING else field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
         help = field.metadata.get("help", "")
         keys[name] = Key(hint, default, limits_of(field, hint), help, name not in unsupported)
     return keys
@@ -130,9 +132,10 @@ def check_value(name: str, value: Any, key: Key) -> Any:
     if same(value, key.default):
         return value
     if not key.is_supported:
-        if value is not None and (is_on(value) or is_on(key.default)):
+        is_default = value is None or read_number(value) == key.default  # 1 is 1.0, too
+        if not is_default and (is_on(value) or is_on(key.default)):
             raise ValueError(f"`{name}` is {short(value)}, which teams do not support: leave it out.")
-        return value
+        return key.default  # TRL would compute with a blank, or with 0 for none
     adapter = TypeAdapter(_constrained(key.hint, key.limits), config=STRICT)
     try:
         checked = adapter.validate_python(value)
@@ -159,7 +162,7 @@ def check_arguments(args: Any) -> None:
         if isinstance(field, Setting) or key.hint in NUMBERS or not key.is_supported:
             given = getattr(args, field.name)
             checked = check_value(field.name, given, key)
-            if isinstance(field, Setting) or isinstance(given, str):
+            if isinstance(field, Setting) or isinstance(given, str) or not key.is_supported:
                 setattr(args, field.name, checked)
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+from trl_multiagent import MAGRPOConfig
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
@@ -71,7 +72,7 @@ magrpo.push_to_hub=true;magrpo.hub_model_id=a/b/c not a valid name
 magrop.top_p=0.5 did you mean `magrpo`
 agent_modle.name=x `agent_model`
 critic_model.name=x critics
-grpo.num_turns=1 trains with `magrpo`
+grpo.num_turns=1 rename it, this run reads `magrpo`
 output.base_dir=${nowhere.at_all} nowhere
 output.base_dir=??? Missing mandatory value
 reward_funcs=[a.b] `functions` is not a known setting
@@ -230,6 +231,17 @@ def test_whatever_a_file_says(folder, tiny_model, capsys, algorithm, sections, n
         except ConfigError as error:
             assert key in str(error) and "\n" not in str(error), (section, key, value)
     assert len(accepted) > 12
+
+
+def test_arguments_of_trl_that_are_not_supported_may_be_off_or_have_their_defaults(folder, tiny_model):
+    given = {"top_entropy_quantile": 1, "entropy_coef": "0e0", "steps_per_generation": 0, "generation_batch_size": ""}
+    given |= {"include_for_metrics": [], "sync_ref_model": None, "fsdp": False}
+    args = []
+    for section in ({}, given):
+        merged = {"agent_model": {"name": tiny_model}, "magrpo": {"output_dir": "run", **section}}
+        args.append(make_training_args(check_settings("magrpo", TINY, merged)).to_dict())
+    assert args[0] == args[1]
+    MAGRPOConfig("run", **given)
 
 
 @pytest.mark.parametrize(

@@ -323,9 +323,11 @@ class AgentTeam(nn.Module):
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
+        sampler = TeamSampler(self, cast(Any, None))
         return [
             {
                 "role": role,
+                "template_kwargs": sampler.template_kwargs(role),
                 "base": hub_id(get_config_model_id(agent.config)),
                 "base_revision": self.policies[role].peft_config[role].revision
                 if role in self.adapted_roles

@@ -198,7 +198,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             self._tokenizer = tokenizer
             answers = ReasonedAnswers(tokenizer, self.sampler.template_kwargs(role))
             with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
-                tokens = super()._prepare_dataset(texts.map(answers.hide), tokenizer, args, f"{name}, {role},")
+                texts = texts.map(answers.hide)
+                # It warns of prompts without their ends, but `tokenize` has them whole
+                with temporarily_set(
+                    logging.get_logger(DPOTrainer.__module__), disabled=all(row.get("sampled") for row in texts)
+                ):
+                    tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
                 tokens = tokens.map(answers.tokenize)
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
             parts.append(tokens)
