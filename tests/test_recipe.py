@@ -193,7 +193,9 @@ def test_the_first_rows(parse, monkeypatch):
     rows = Dataset.from_dict({"task_id": list(range(20))})
     sections = {"dataset": {"split": "test", "size": 7, "eval_split": "test", "eval_size": 5}}
     recipe = parse(merge([sections, {"magrpo": {"eval_num_samples": 9}}]))
-    monkeypatch.setattr(recipe, "task", Task(lambda settings: None, lambda settings: settings.dataset and (rows, rows)))
+    monkeypatch.setattr(
+        recipe, "task", Task(lambda settings: None, lambda settings: settings.dataset and (rows, rows))
+    )
     assert [len(dataset) for dataset in recipe.load_datasets()] == [7, 5] and recipe.dataset.train_split == "test"
 
 
