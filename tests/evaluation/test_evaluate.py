@@ -406,7 +406,10 @@ def test_the_items_of_a_task_without_a_split(runs, tmp_path, capsys, refused):
     """A task may have an evaluation set of its own; with `--dataset`, all rows are played."""
 
     def dry_run(evaluation_set, *argv):
-        task = Task(TASK.make_environment, lambda settings: (rows, evaluation_set), settings=TASK.settings)
+        def load_datasets(settings):
+            return settings.dataset and (rows, evaluation_set)
+
+        task = Task(TASK.make_environment, load_datasets, settings=TASK.settings)
         evaluate(runs / "small", *argv, "--output_dir", tmp_path / "x", "--dry_run", task=task)
 
     rows = Dataset.from_dict({"x": ["1", "2"]})

@@ -58,11 +58,11 @@ def test_each_user_of_the_global_generators_has_its_own_draws():
 
 
 def test_seeds_of_the_splits_differ():
-    rows = Seeds(name="x")
+    rows = Seeds()
     train, test = rows.load(None), rows.load("test[:9]")
     assert len(train) == 2048 and len(test) == 9 and not set(train["seed"]) & set(test["seed"])
-    assert Seeds(name="x").load("test[:9]").to_list() == test.to_list()
-    assert Seeds(name="x", seed=2).load("test[:9]").to_list() != test.to_list()
+    assert Seeds().load("test[:9]").to_list() == test.to_list()
+    assert Seeds(seed=2).load("test[:9]").to_list() != test.to_list()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_game_trains(games, tmp_path):
     trainer.train()
     logged = trainer.state.log_history[0]  # player 1 begins, and loses with two invalid moves
     assert logged["turn_2/invalid_moves"] == 1
-    assert logged["agents/player_0/reward"] == -logged["agents/player_1/reward"] == 1
+    assert logged["agents/player_0/return"] == -logged["agents/player_1/return"] == 1
 
 
 def test_a_seat_plays_against_the_trained_player(games):

@@ -5,7 +5,6 @@ from typing import Any
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.limits import check_arguments, setting
-from trl_multiagent.models.reasoning import check_template_kwargs
 from trl_multiagent.rollout.options import HistoryOptions
 
 
@@ -81,6 +80,8 @@ class EvaluationConfig(HistoryOptions):
     def __post_init__(self) -> None:
         check_arguments(self)
         if self.chat_template_kwargs is not None:
+            from trl_multiagent.models.reasoning import check_template_kwargs  # --help does without transformers
+
             check_template_kwargs("`chat_template_kwargs`", self.chat_template_kwargs)
         if self.k is None:
             self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
