@@ -1,6 +1,6 @@
 """
-What `team_memory.py`, `scaling.py` and `gpu.py` have in common: training steps of a team on a random model, in
-processes of their own.
+What the benchmarks have in common: the machine, random models, clocks, and what `memory/` and `engine/gpu.py` measure:
+training steps of a team on a random model, in processes of their own.
 
 [`launch`] starts the processes, each of which runs this file and measures itself. Needs Linux, and no network.
 
@@ -153,7 +153,24 @@ def machine() -> dict:
         "cores": len(os.sched_getaffinity(0)),
         "gpus": [torch.cuda.get_device_name(k) for k in range(devices)],
         "load": os.getloadavg(),
+        "python": sys.version.split()[0],
     }
+
+
+class Clock:
+    """Wall time and processor time since its creation."""
+
+    def __init__(self, children: bool = False):
+        self.children = children
+        self.start = self.now()
+
+    def now(self) -> tuple[float, float]:
+        times = os.times()
+        return time.perf_counter(), sum(times[2:4] if self.children else times[:4])
+
+    def facts(self) -> dict[str, float]:
+        wall, processor = (end - start for start, end in zip(self.start, self.now(), strict=True))
+        return {"seconds": wall, "cpu_seconds": processor}
 
 
 # A process's side

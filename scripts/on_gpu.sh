@@ -2,7 +2,7 @@
 # Runs a command of this repository on a machine that has torch and a GPU but no package index.
 #
 #   scripts/on_gpu.sh wheels            with an index: collects in .whl what such a machine lacks (25 MB)
-#   scripts/on_gpu.sh python3 benchmarks/gpu.py --parts 0.5B-full     there, with .whl beside the repository's files
+#   scripts/on_gpu.sh python3 -m benchmarks.engine.gpu --parts 0.5B-full     there, with .whl beside the repository's files
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON_VERSION=${PYTHON_VERSION:-3.12}

@@ -140,6 +140,7 @@ def run_to_the_end(command) -> None:
     try:
         if command[0] == "-m":
             sys.argv = command[1:]
+            sys.path.insert(0, os.getcwd())
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command

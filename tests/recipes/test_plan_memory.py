@@ -51,8 +51,8 @@ def test_frozen_weights_and_references():
     assert parts(3, 4, True, of=size(frozen=200))["held"]["weights"] == 2 * 1200 / 4
 
 
-# Peaks in MiB that benchmarks/team_memory.py measured: two full agents with 103.8 M parameters together, rows of about
-# 30 tokens and benchmarks/memory_plan.py with 155.8 M
+# Peaks in MiB that benchmarks/memory/team.py measured: two full agents with 103.8 M parameters together, rows of about
+# 30 tokens and benchmarks/memory/plan.py with 155.8 M
 SMALL, LARGE = 103_835_648, 155_770_880
 MEASURED = [
     (SMALL, 0, 1, True, 1354.8, 1845.5),

@@ -34,7 +34,7 @@ def names():
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    adapter = TESTS.parent / "benchmarks" / "hostile_adapter.py"
+    adapter = TESTS.parent / "benchmarks" / "code" / "hostile_adapter.py"
     command = [sys.executable, str(CORPUS.parent / "runner.py"), "--adapter", str(adapter), "--jobs", "2"]
     command += ["--out", str(folder / "out.jsonl"), "--base", str(folder / "run"), "--only", ",".join(names())]
     environment = {**os.environ, "SBX_TIMEOUT": "0.5"}

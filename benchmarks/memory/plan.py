@@ -1,0 +1,81 @@
+"""
+Compares the memory that `trl-multiagent plan` computes with what training steps need.
+
+    python -m benchmarks.memory.plan            # about 6 minutes on two cores
+    python -m benchmarks.memory.plan --forms lora
+    python -m benchmarks.memory.plan --smoke    # seconds: whether it runs; its numbers mean nothing
+
+Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is
+measured and how. Peaks of a CPU have parts that the plan leaves out, such as the allocator's: about 60 MiB.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.team_run import LAUNCHES, MIB, launch, run_here, save_model
+from trl_multiagent import MAGRPOConfig
+from trl_multiagent.runs.plan import Size, memory_parts
+
+
+LORA = {"r": 8, "target_modules": "all-linear"}
+STAGES = {"one process": 0, "DDP": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
+# The form of the team, how it is launched, and whether it computes in bfloat16
+RUNS = [("full", name, bf16) for name in STAGES for bf16 in (False, True)]
+RUNS += [("lora", "one process", False), ("lora", "one process", True), ("lora", "ZeRO-3", True)]
+
+
+def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, float]:
+    """Returns what the plan says, in bytes."""
+    config = AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+        number, agents = model.num_parameters(), len(settings["roles"])
+        adapter = get_peft_model(model, LoraConfig(**LORA)).get_nb_trainable_parameters()[0] if form == "lora" else 0
+    args = MAGRPOConfig(
+        "plan",
+        items_per_device=1,
+        per_device_train_batch_size=settings["micro_batch"],
+        max_completion_length=settings["num_tokens"],
+        bf16=settings["bf16"],
+        use_cpu=True,
+        report_to="none",
+    )
+    trained, base = (agents * adapter, number) if form == "lora" else (agents * number, 0)
+    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents)
+    parts = memory_parts(args, size, STAGES[name], LAUNCHES[name][1])
+    sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
+    return {"generate": sums["held"] + sums["sampling"], "update": sums["held"] + sums["update"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("--smoke", action="store_true", help="seconds: a tiny model in this process")
+    parser.add_argument("--forms", nargs="+", choices=("full", "lora"), default=["full", "lora"])
+    parser.add_argument("--output", type=Path, default=Path("memory_plan.json"), help="where the JSON goes")
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        save_model(model, *((64, 1) if options.smoke else (1024, 6)))
+        settings = {"model": str(model), "roles": ["aux", "main"], "steps": 3, "num_tokens": 8, "dtype": "float32"}
+        settings |= {"gradient_checkpointing": True, "micro_batch": 2}
+        print(f"{'MiB':<28}{'generate':>10}{'planned':>10}{'update':>10}{'planned':>10}")
+        for form, name, bf16 in RUNS[:1] if options.smoke else [run for run in RUNS if run[0] in options.forms]:
+            run = {**settings, "lora": LORA if form == "lora" else None, "bf16": bf16, "num_items": LAUNCHES[name][1]}
+            measured = run_here(run) if options.smoke else launch(name, run, False, 1, 600)
+            plan = planned(model, form, name, run)
+            peaks = {phase: max(record[phase] for record in measured) for phase in plan}
+            results.append({"form": form, "launch": name, "bf16": bf16, "measured": peaks, "planned": plan})
+            cells = "".join(f"{x / MIB:10.1f}" for phase in plan for x in (peaks[phase], plan[phase]))
+            print(f"{form}, {name}{', bf16' * bf16:<6}".ljust(28) + cells, flush=True)
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
