@@ -12,6 +12,7 @@ from pairs import pair_trainer
 from transformers import AddedToken
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
+from trl.rewards import think_format_reward
 from trl.trainer import dpo_trainer
 
 from trl_multiagent import (
@@ -21,6 +22,7 @@ from trl_multiagent import (
     MAGRPOConfig,
     SeatedEnvironment,
     TeamSeat,
+    role_reward,
     workflow,
 )
 from trl_multiagent.environments.task_errors import UnavailableError
@@ -247,6 +249,18 @@ def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
     assert ANSWER in prompts[1]["b"] and THOUGHT not in prompts[1]["b"]
     rows = trace_rows(turns, ("a", "b"), step=1)
     assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
+
+
+def test_rewards_of_trl_that_look_for_the_reasoning_get_it():
+    seen = []
+
+    def other(completions, **kwargs):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    functions = [role_reward("a", think_format_reward), role_reward("a", other)]
+    turns, _ = play("qwen3", FunctionEnvironment({"a": "Question {x}?"}, functions))
+    assert turns[0][0].rewards == [1.0] and seen == [ANSWER]
 
 
 @pytest.mark.parametrize("family", REASONED)
