@@ -277,8 +277,11 @@ ANSWERS = [
     "Remove it with `re.sub(r'<think>.*?</think>', '', text)`.",
     "```python\nPROMPT = '''\n<think>\n{x}\n</think>\n'''\n```\nDone.",
     'y = f"{thought}</think>{answer}"',
+    'It is 5" wide, and the dogs\' "bowl".',
+    "'Tis so: text.split('</think>')[-1]",
 ]
 THOUGHTS = [THOUGHT, 'Say "42"', "I may end with `</think>`.", "A draft: ```python\nx = 1"]
+THOUGHTS += ['A pipe of 5"', "'Tis `text.split('</think>')`"]
 FORMS = {
     "qwen3": "<think>\n{}\n</think>\n\n{}",
     "qwen3_8": "{}\n</think>\n\n{}",  # keeps past reasoning

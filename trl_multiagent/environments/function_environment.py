@@ -451,7 +451,9 @@ class RoleReward:
         if self.conversational is not None:
             return self.conversational
         # TRL's functions read messages only
-        return self._is_of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+        return (
+            self._is_of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+        )
 
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
