@@ -494,7 +494,7 @@ def judge(
             if as_number(outcome) is None and not isinstance(outcome, Mapping):
                 raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
             outcome = values[position] = Outcome(outcome)
-        reward: Any = outcome.reward
+        reward = outcome.reward
         if isinstance(reward, Mapping):
             if set(reward) != set(environment.roles):
                 raise TaskError(

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import as_completed
 from dataclasses import replace
 from string import Formatter
 from typing import Any, TypeAlias
@@ -221,7 +221,7 @@ class FunctionEnvironment(Environment):
         context = scoring_context()
         chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
         trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
-        arguments: dict[str, Any] = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
+        arguments = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
         else:  # the environment was called directly
@@ -562,7 +562,7 @@ def call_rewards(
     fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
-    running: dict[Future, int] = {}
+    running = {}
     start = time.monotonic()
     try:
         # `async` functions start first

@@ -86,7 +86,7 @@ class RewardModel:
             self._placed = True
         device, training = next(self.model.parameters()).device, self.model.training
         self.model.eval()
-        rewards: list[float] = []
+        rewards = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = {"input_ids": texts[start : start + BATCH_SIZE]}
             inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(device)

@@ -76,7 +76,7 @@ class PipelineSampler(TeamSampler):
         for role in self.team.roles:
             own = acting(role, nodes)
             for node in own if samples else ():
-                answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
+                answers = {other: x.reply(0) for other, x in node.samples.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples |= self.sample((role,), nodes, num_generations)

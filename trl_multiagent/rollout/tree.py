@@ -218,7 +218,7 @@ def grow_trees(
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    turns: list[list[Node]] = []
+    turns = []
     with environment.playing(num_turns, are_episodes=num_episodes is not None):
         nodes = root_nodes(items, environment, num_episodes, numbers)
         for turn in range(num_turns):

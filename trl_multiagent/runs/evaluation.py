@@ -139,7 +139,7 @@ def print_cost(
     """Prints the cost of an evaluation, without loading a model."""
     config, num_turns = evaluation.config, cast(int, evaluation.config.num_turns)
     episodes = len(items) * config.num_episodes
-    lines: dict[str, Any] = {
+    lines = {
         "items": f"{len(items)}, with {config.num_episodes} episodes of {num_turns} turns each",
         "temperature": config.temperature,
         "pass@k": ", ".join(map(str, config.pass_at)),
@@ -509,7 +509,7 @@ def make_control(
     written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
     section = written.get(algorithm, {})
     length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
-    changes: dict[str, Any] = {
+    changes = {
         **({"num_agents": 1} if kind == "single_agent" else {"collaboration_mode": "centralized"}),
         "early_termination_threshold": None,  # the reward of one agent may have another maximum
         "max_completion_length": num_agents * length,
@@ -518,7 +518,7 @@ def make_control(
         "push_to_hub": False,
     }
     changes |= {name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section}
-    own: dict[str, Any] = {
+    own = {
         algorithm: changes,
         "agents": None,
         "agent_model": {"name": model},

@@ -247,7 +247,7 @@ class PreferenceRun:
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         self.num_items: int | None = arguments.get("preference_num_items")  # of a collection; all by default
         self.preference_dataset: str | None = arguments.get("preference_dataset")
-        processed: dict[str, float] = {}
+        processed = {}
         if learn_reward in self.stages:
             self.reward = settings.part(RewardSettings)
             self.trained_with = self.reward.rl_algorithm
@@ -262,7 +262,7 @@ class PreferenceRun:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.args = args = make_training_args(settings, ALGORITHMS[self.trained_with].config_class(), **processed)
         self.prepared = run = prepare_run(settings, args)
-        changes: dict[str, Any] = {"disable_tqdm": args.disable_tqdm}
+        changes = {"disable_tqdm": args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
         if self.in_rounds:
             given = arguments.get("policy_checkpoint_dir")
@@ -464,7 +464,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     if "output_dir" in more:
         raise ConfigError(f"`{section}.output_dir` cannot be set: it is in the folder of the run.")
-    values: dict[str, Any] = {
+    values = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
@@ -554,7 +554,7 @@ def train_reward_model(
     folder = Path(args.output_dir)
     is_complete = (folder / COMPLETE_FILE).is_file()
     checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
-    settings: dict[str, Any] = {
+    settings = {
         "model": model,
         "roles": roles,
         "rows of the preferences": digest_of_rows(preferences),

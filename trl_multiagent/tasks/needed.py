@@ -334,7 +334,7 @@ def demonstrate(game: Game, facts: str, literacy: float, rng: random.Random) -> 
     item = game.item(rng)
     while not game.in_split(item, "train"):
         item = game.item(rng)
-    words: list[str] = []
+    words = []
     if facts != PRIVATE:
         prompt = solo_prompt(game, item, facts)
         words = game.truth(item) if facts == SHARED else []

@@ -226,7 +226,7 @@ class AgentTeam(nn.Module):
             own_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         full = {role: source for role, source in sources.items() if role not in adapted}
-        models: dict[str, Any] = dict(load_models(full, shares, seed, own_kwargs))
+        models = dict(load_models(full, shares, seed, own_kwargs))
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
         if adapted:
@@ -618,7 +618,7 @@ class AgentTeam(nn.Module):
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
-        outputs: dict[str, Any] = {}
+        outputs = {}
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
                 outputs[role] = run_agent(agent, self.devices.get(role), **inputs)

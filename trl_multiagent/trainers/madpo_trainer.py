@@ -144,7 +144,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "disable_dropout": False}
+        changes = {"precompute_ref_log_probs": True, "disable_dropout": False}
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
@@ -219,7 +219,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if f"{self.team.roles[0]}/{TOKENS[0]}" not in rows[0]:
             return rows
         limit = self.args.max_length or sys.maxsize
-        batch: PairBatch = {"weights": torch.ones(len(rows))}
+        batch = {"weights": torch.ones(len(rows))}
         for role, tokenizer in self.team.tokenizers.items():
             prompt_column, *answer_columns = (f"{role}/{name}" for name in TOKENS)
             answers = [(row[prompt_column], row[column]) for column in answer_columns for row in rows]
@@ -498,7 +498,7 @@ class ReasonedAnswers:
 
     def hide(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
-        changes: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        changes = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         if isinstance(row["chosen"], str):
             return changes
         texts = ["".join(x["content"] for x in row[name]) for name in ("chosen", "rejected")]

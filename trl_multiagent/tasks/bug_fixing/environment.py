@@ -275,8 +275,8 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     they could compute the answer with code of their own, and they run in the process that judges. Of several tests
     with the same arguments only the first counts, because one of many guesses is right.
     """
-    tests: list[str] = []
-    calls: list[Any] = []
+    tests = []
+    calls = []
     for line in completion.splitlines() if len(completion) <= MAX_COMPLETION else ():
         try:
             test, call = read_test(line.strip(), entry_point)
@@ -313,7 +313,7 @@ def depth(node: ast.AST) -> int:
 
 def is_plain(test: ast.expr, entry_point: str) -> bool:
     """Returns whether a test has nothing but literals, comparisons, and calls of the function or of `ROUNDING`."""
-    names: set[ast.expr] = set()
+    names = set()
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names.add(node.func)

@@ -296,7 +296,7 @@ def can_be_written(node: ast.AST) -> bool:
     Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
     hexadecimal number of more than 4,300 decimal digits.
     """
-    level: list[ast.AST] = [node]
+    level = [node]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in ast.iter_child_nodes(parent)]
     with contextlib.suppress(*PARSE_ERRORS):

@@ -361,7 +361,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time.
         """
         later = [k for k, history in enumerate(histories) if history]
-        edits: dict[int, dict[str, str]] = {}
+        edits = {}
         if self.expert is not None and later:
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))
