@@ -350,13 +350,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, None, None]:
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list):
             add_task_metrics(self, "eval", self._play_evaluation(inputs))
             return None, None, None
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
         turns, numbers = self.args.num_turns, range(first, first + len(items))
@@ -367,12 +365,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     # Metrics and checkpoints
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, *args: Any) -> None:
         metrics = self._metrics["train"]
-        if self.model.training and metrics:
-            if self._counts_env_steps:
-                metrics["env_step"] = [self.env_step]
-        super().log(logs, start_time)
+        if self.model.training and metrics and self._counts_env_steps:
+            metrics["env_step"] = [self.env_step]
+        super().log(*args)
 
     def _process_state(self) -> dict[str, Any]:
         return {**super()._process_state(), "env_step": self.env_step}

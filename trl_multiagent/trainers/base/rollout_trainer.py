@@ -371,13 +371,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: torch.nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """
         Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not
         finite, writes the completions to the output folder, and raises a `FloatingPointError`.
@@ -413,16 +407,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Returns the losses of the critics on a micro-batch, which are added to the agents' losses."""
         return {}
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[dict], *args: Any) -> torch.Tensor:
         with self.observer.timed("step"):
             model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
             batch = self._prepare_inputs(inputs)
             if batch.agents:
-                loss = super().training_step(model, batch, num_items_in_batch)
+                loss = super().training_step(model, batch, *args)
             else:
                 self._step += 1
                 loss = torch.zeros((), device=self.accelerator.device)
@@ -437,13 +429,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Evaluation: samples episodes and computes no loss
 
-    def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: list[dict],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[None, None, None]:
+    def prediction_step(self, model: Any, inputs: list[dict], *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         self.observer.rollout("eval", self._play_evaluation(inputs, self.num_generations_eval))
         return None, None, None
 
@@ -478,9 +464,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Logs
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, *args: Any) -> None:
         with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
-            super().log(logs, start_time)
+            super().log(*args)
         self.observer.show_completions()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
