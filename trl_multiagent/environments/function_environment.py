@@ -26,6 +26,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     check_prompt,
     check_prompts,
     check_roles,
@@ -96,7 +97,7 @@ class FunctionEnvironment(Environment):
         prompts: dict[str, str | Callable[[dict], Prompt]],
         reward_funcs: RewardFunction | list[RewardFunction],
         reward_weights: Sequence[float] | None = None,
-        transition: Callable[[dict, History], dict[str, Prompt]] | None = None,
+        transition: Callable[[dict, History], Prompts] | None = None,
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
         order: Sequence[Sequence[str]] | None = None,
@@ -164,7 +165,7 @@ class FunctionEnvironment(Environment):
             raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
         return number
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         if self.order is not None:
             if clash := item.keys() & {*self.roles}:
                 raise TaskError(f"{min(clash)!r} is a column of the items and a role: a template needs one meaning.")

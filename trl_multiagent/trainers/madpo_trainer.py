@@ -31,7 +31,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments, tokenize_prompts
-from trl_multiagent.rollout.tree import Node, Samples, play_episodes
+from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
@@ -356,7 +356,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             return None, None, None
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
         turns, numbers = self.args.num_turns, range(first, first + len(items))
         with temporarily_set(self.sampler, stream=stream):
             return play_episodes(

@@ -33,7 +33,7 @@ from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_completion
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
-from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
@@ -171,7 +171,7 @@ class BugFixingEnvironment(ProgramEnvironment):
     def resume_settings(self) -> dict[str, Any]:
         return {"reward_version": REWARD_VERSION, **super().resume_settings()}
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         """Returns the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
         alone = TESTER not in self.roles
         last = [history[-1].outcome.info if history else None for history in histories]
@@ -179,7 +179,7 @@ class BugFixingEnvironment(ProgramEnvironment):
             [program(item, result.source, *result.tests)] if result and result.tests else []
             for item, result in zip(items, last, strict=True)
         ]
-        made: list[dict[str, Prompt]] = []
+        made: list[Prompts] = []
         for item, result, verdicts in zip(items, last, run_groups(self.runner.run_experiments, programs), strict=True):
             if result is None:
                 texts = {TESTER: tester_prompt(item), FIXER: fixer_prompt(item, alone)}

@@ -51,7 +51,7 @@ from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Node, turns_of_episodes
+from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
@@ -243,7 +243,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
             stream = f"collaborate/{torch.randint(2**62, ())}"  # other draws at every call
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
-    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
         """
         Plays episodes without training on them. Returns the nodes of every turn. `first`: the number of the first
         item.
@@ -254,7 +254,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         self._num_evaluated = 0
         return super().evaluation_loop(*args, **kwargs)
 
-    def _play_evaluation(self, items: list[dict], copies: int = 1) -> list[list[Node]]:
+    def _play_evaluation(self, items: list[dict], copies: int = 1) -> Trees:
         """Plays an episode for each item of an evaluation's batch. The dataloader returns each item `copies` times."""
         first = self._num_evaluated + self.accelerator.process_index * len(items)
         self._num_evaluated += self.accelerator.num_processes * len(items)
