@@ -146,7 +146,7 @@ def test_runs_are_compared(tmp_path, capsys, refused, monkeypatch, caplog):
     assert team["low"] == [1.0, 2.0]
     assert page["table"][1] == ["reward", "3.000 [-9.706, 15.706] (n = 2)", "1.000 (n = 1)", "+2.000"]
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
-    assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
+    assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "runs/seed_0"}]
     cli.main(["report", "runs/seed_1"])
     table = read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"]
     assert table[1][1:] == ["3.000", "4.000 (step 2)", "4.000"]
