@@ -40,7 +40,7 @@ test_endpoints test_two_processes test_control test_commands test_preference_run
 test_madpo_update test_team_forms test_collection test_site test_madpo_trainer test_recipe test_precision
 test_experiments test_joint_reward_trainer test_own_family test_iterations test_rewards test_bad_endings
 test_router_loss test_two_hosts test_dropout test_cli test_verdicts test_answers test_client
-test_quantized_base test_earned_reward
+test_quantized_base test_report test_earned_reward
 """.split()
 # The longest of the others, which `make check` runs too
 NEXT = """
