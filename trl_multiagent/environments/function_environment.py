@@ -35,7 +35,6 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.task_errors import (
     TaskError,
-    TaskInterrupt,
     as_number,
     as_rewards,
     function_name,
@@ -588,8 +587,5 @@ def call_rewards(
 
 async def finish(name: str, output: Awaitable) -> Any:
     """Awaits the result of the function `name`."""
-    try:
-        with task_code(name):
-            return await output
-    except TaskInterrupt as error:  # it would end the event loop
-        raise TaskError(f"{error}.") from error
+    with task_code(name):
+        return await output
