@@ -350,7 +350,7 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
     if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
     if evaluation.settings.seats:  # a seated environment keeps the messages of an episode itself
-        raise ConfigError("`evaluation.ablate: messages` does not go with `seats`: leave one of them out.")
+        raise ConfigError("`evaluation.ablate: messages` cannot be combined with `seats`: leave one of them out.")
     return [
         make_policy(
             evaluation,
