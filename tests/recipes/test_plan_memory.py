@@ -155,6 +155,20 @@ def test_counts_are_those_of_the_teams(files):
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)
 
 
+def test_prompts_have_what_the_chat_template_of_their_team_gets(files):
+    """A saved team's own arguments, or those of the run."""
+    team = AgentTeam.from_pretrained("model", ["aux", "main"])
+    long = "{% if effort is defined %}{{ 'x' * effort }}{% endif %}{% if enable_thinking is defined %}not{% endif %}"
+    for tokenizer in team.tokenizers.values():
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + long
+    team.chat_template_kwargs["main"], team.reasoning["main"] = {"effort": 100}, "none"
+    team.save_pretrained("team")
+    saved = "agent_model.name=team"
+    assert counted(saved).prompt == len("1234not") + 100
+    assert counted(saved, "agent_model.reasoning=auto").prompt == len("1234") + 100
+    assert counted(saved, "agent_model.chat_template_kwargs={effort: 50}").prompt == len("Task 1234:") + 50
+
+
 def test_critics_are_trained_too(files, tmp_path):
     settings = yaml.safe_load((tmp_path / "run.yaml").read_text())
     settings["iac"] = settings.pop("magrpo")

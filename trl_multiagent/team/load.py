@@ -101,18 +101,26 @@ class TeamLoader:
         return team if self.quantization else team.to(PartialState().device)
 
 
-def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwargs: Any) -> AgentTeam:
+def load_player(
+    names: str | list[str], roles: Sequence[str], like: AgentTeam | None = None, **model_init_kwargs: Any
+) -> AgentTeam:
     """
     Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its
-    own roles and form. A model that answers for several roles is loaded once. `model_init_kwargs`: arguments of
-    [`AgentTeam.from_pretrained`].
+    own roles and form. A model that answers for several roles is loaded once. `like`: a team whose reasoning and
+    arguments of chat templates models get, by role; a model for a role that it lacks gets those of its first role.
+    `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
         for name in ("revision", "reasoning", "chat_template_kwargs"):  # those of the run's models
             model_init_kwargs.pop(name, None)
     shares = isinstance(names, str) and not is_saved and len(roles) > 1
-    return AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
+    team = AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
+    if like is not None and not is_saved:
+        same = {role: role if role in like.roles else like.roles[0] for role in team.roles}
+        team.reasoning = {role: like.reasoning[other] for role, other in same.items()}
+        team.chat_template_kwargs = {role: {**like.chat_template_kwargs[other]} for role, other in same.items()}
+    return team
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
