@@ -338,7 +338,7 @@ def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, has_
     computed = ("float32", "bfloat16")[has_products]
     recipe = parse({"peft": {"r": 4}}, "--use_cpu")
     assert recipe.form_in_words == f"LoRA of rank 4 in float32 on a {computed} base, computed in {computed}"
-    assert parse({"agent_model": {"torch_dtype": "float32"}}, "--use_cpu", "--bf16", "false").compute_dtype == "float32"
+    assert parse({}, "--use_cpu", "--bf16", "false").compute_dtype == "float32"
 
 
 @pytest.mark.parametrize(("words", "full"), [(["--help"], False), (["--help", "all"], True)])
