@@ -53,6 +53,18 @@ def test_history_is_the_team_of_an_earlier_round(tmp_path):
     assert all(row["chosen_by"] != row["rejected_by"] for row in rows)
 
 
+def test_models_get_what_the_chat_templates_of_the_team_get(tmp_path, tiny_model):
+    """By role. A saved team has its own."""
+    team = tiny_team()
+    team.reasoning["main"], team.chat_template_kwargs["main"] = "none", {"effort": "low"}
+    settings = config(tmp_path, "model", comparator_model_name=tiny_model)
+    sampler = make_comparator(team, settings).sample
+    assert [sampler.template_kwargs(role) for role in team.roles] == [{}, {"enable_thinking": False, "effort": "low"}]
+    tiny_team().save_pretrained(tmp_path / "team")
+    settings = config(tmp_path, "model", comparator_model_name=str(tmp_path / "team"))
+    assert make_comparator(team, settings).sample.template_kwargs("main") == {}
+
+
 def tokenizers():
     return {role: byte_tokenizer() for role in ("aux", "main")}
 

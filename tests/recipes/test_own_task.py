@@ -257,6 +257,8 @@ WRONG_SEATS = [
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
     ({"b": {"team": "."}}, "`seats.b` is '.', a folder with none of config.json"),
     ({"b": {"population": ["org/model", "my model"]}}, "`seats.b`: 'my model' is not a valid name of a repository"),
+    ({"b": {"team": "damaged"}}, "damaged/team.json: the `reasoning` of 'x' is 'loud'; it must be"),
+    ({"b": {"population": ["team"]}}, "`seats.b`: team has the roles x, y, not 'b'."),
     ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
     ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff'; it must be a list of saved teams, or 'self'."),
     ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
@@ -297,6 +299,11 @@ def test_what_a_plan_refuses_is_one_line(config, module, refused, changes, messa
     Path(f"{module}.py").write_text(REWARDS + GAME)
     Path("mixed.jsonl").write_text('{"topic": "a"}\n{"topic": [1]}')
     Path("null.jsonl").write_text('{"topic": "a"}\n{"topic": null}')
+    agents = [{"role": role, "folder": "agents"} for role in "xy"]
+    for name, agent in (("team", {}), ("damaged", {"reasoning": "loud"})):
+        Path(name).mkdir()
+        text = json.dumps({"format_version": 1, "form": "full", "agents": [{**x, **agent} for x in agents]})
+        Path(name, "team.json").write_text(text)
     line = refused(cli.main, ["run", "magrpo", "--config", config(changes), "--dry_run"])
     assert message in line and "sk-1" not in line, line
 

@@ -94,7 +94,7 @@ def test_measured_peak_of_a_real_model(rows, measured):
     team = size(trained=9_768_960, base=134_515_008, largest=139_399_488, dimensions=config, prompt=52, common=34)
     options = {"num_turns": 2, "num_generations": 4, "items_per_device": 3, "per_device_train_batch_size": rows}
     options |= {"max_completion_length": 8, "gradient_checkpointing": False}
-    args = MAGRPOConfig("plan", use_cpu=True, report_to="none", **options)
+    args = MAGRPOConfig("plan", use_cpu=True, bf16=False, report_to="none", **options)
     of_phase = memory_parts(args, dataclasses.replace(team, acting=1), 0, 1)
     sums = {phase: sum(numbers.values()) / 1e9 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(0.922, rel=0.1)
@@ -126,7 +126,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
     settings = {"agent_model": {"name": "model"}, "dataset": {"name": "rows.jsonl"}}
     settings |= {"prompts": {"aux": "Task {x}:", "main": "{x}"}, "reward_funcs": ["rewards.zero"]}
-    settings |= {"magrpo": {"max_completion_length": 6, "use_cpu": True}}
+    settings |= {"magrpo": {"max_completion_length": 6, "use_cpu": True, "bf16": False}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -153,6 +153,20 @@ def test_counts_are_those_of_the_teams(files):
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)
+
+
+def test_prompts_have_what_the_chat_template_of_their_team_gets(files):
+    """A saved team's own arguments, or those of the run."""
+    team = AgentTeam.from_pretrained("model", ["aux", "main"])
+    long = "{% if effort is defined %}{{ 'x' * effort }}{% endif %}{% if enable_thinking is defined %}not{% endif %}"
+    for tokenizer in team.tokenizers.values():
+        tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}" + long
+    team.chat_template_kwargs["main"], team.reasoning["main"] = {"effort": 100}, "none"
+    team.save_pretrained("team")
+    saved = "agent_model.name=team"
+    assert counted(saved).prompt == len("1234not") + 100
+    assert counted(saved, "agent_model.reasoning=auto").prompt == len("1234") + 100
+    assert counted(saved, "agent_model.chat_template_kwargs={effort: 50}").prompt == len("Task 1234:") + 50
 
 
 def test_critics_are_trained_too(files, tmp_path):

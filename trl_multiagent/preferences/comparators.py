@@ -80,12 +80,13 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
 
 
 def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
-    """Loads a team that is not trained, with the data type and on the device of another one."""
+    """
+    Loads a team that is not trained, with the data type and on the device of another one. Models without a
+    `team.json` get its reasoning and arguments of chat templates.
+    """
     names = names if isinstance(names, str) else list(names)
     with one_line(f"The comparator cannot be loaded from {names!r}"):
-        first = like.roles[0]  # a recipe has the same values for all
-        own = {"reasoning": like.reasoning[first], "chat_template_kwargs": like.chat_template_kwargs[first]}
-        team = load_player(names, roles, **own)
+        team = load_player(names, roles, like=like)
     if team.roles != tuple(roles):
         raise ValueError(f"The comparator {names} has the roles {list(team.roles)}, the team {list(roles)}.")
     return team.requires_grad_(False).eval().to(device=like.device, dtype=like.dtype)

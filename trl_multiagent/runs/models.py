@@ -26,6 +26,7 @@ from trl_multiagent.settings.derive import Settings, check_models, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, SeatSettings
 from trl_multiagent.team.adapters import check_adapter_config
+from trl_multiagent.team.files import read_team_file
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.team.seat import TeamSeat
 from trl_multiagent.trainers.base.checkpoints import step_of
@@ -155,12 +156,16 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
 
     names = [own.team] if own.team is not None else own.population if isinstance(own.population, list) else []
     check_models(path, names, settings.task.models)
+    agent = own.agent or role
+    for name in names:  # weights are loaded when the seat first plays
+        if (file := Path(name) / TEAM_FILE).is_file() and agent not in (roles := read_team_file(file).roles):
+            raise ValueError(f"`{path}`: {name} has the roles {', '.join(roles)}, not {agent!r}.")
     if own.team is not None:
         return seat(own.team)
     if isinstance(own.population, list):
         members = {name: seat(name) for name in own.population}
         return Population(lambda step: members, list(members), seed)
-    return self_play(path, own.agent or role, run, trained, seat, seed)
+    return self_play(path, agent, run, trained, seat, seed)
 
 
 def self_play(

@@ -33,7 +33,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
-from trl_multiagent.team.files import find_sources, load_tokenizer
+from trl_multiagent.team.files import TeamFile, find_sources, load_tokenizer
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -85,7 +85,7 @@ def rollout_lines(
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
     when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     batches = None if steps is None else -(-steps // args.num_iterations)
-    lines: dict[str, Any] = {
+    lines = {
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
         "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
@@ -243,10 +243,10 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
-    names: dict[str, str] = {}  # the model of each role; for an adapter, its base
-    configs: dict[str, Any] = {}
-    own: dict[str, int] = {}
-    base: dict[str, int] = {}
+    names = {}  # the model of each role; for an adapter, its base
+    configs = {}
+    own = {}
+    base = {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
         names[role] = source if saved is None else str(saved.base_model_name_or_path)
@@ -268,14 +268,15 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         for name in model_names(args.critic_models, args.critic_names(learning)).values():
             config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
             trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
-    base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
+    base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
-    measured, text = measure_prompts(run, names, environment, items), configs[largest].get_text_config()
+    prompts = measure_prompts(run, names, saved_team, environment, items)
+    text = configs[largest].get_text_config()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(configs[largest])
     has_router_loss = has_routers(model) and router_loss_coef(text, args.router_aux_loss_coef) != 0.0
-    longest = measured["prompt"] + args.num_turns * args.max_completion_length
+    longest = prompts["prompt"] + args.num_turns * args.max_completion_length
     return Size(
         trained=trained,
         frozen=frozen,
@@ -283,7 +284,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         base_bytes=base_bytes,
         largest=own.get(largest, max(own.values())) + base[largest],
         dimensions=text,
-        **measured,
+        **prompts,
         agents=len(roles),
         packs=not has_router_loss and can_pack(model, longest),
     )
@@ -301,18 +302,25 @@ def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int]
 
 
 def measure_prompts(
-    run: PreparedRun, sources: Mapping[str, str], environment: Environment, items: Sequence[dict]
+    run: PreparedRun,
+    sources: Mapping[str, str],
+    saved_team: TeamFile | None,
+    environment: Environment,
+    items: Sequence[dict],
 ) -> dict[str, int]:
     """
     Returns the fields of [`Size`] about the first prompts of the first items; without items, as if they had no tokens.
-    `sources`: the model of each role.
+    `sources`: the model of each role. `saved_team`: the team that is loaded, if it is a saved one.
     """
     args, longest, own = run.training_args, list[int](), list[list[list[int]]]()
+    given = run.loader.arguments  # which replace what a saved team has
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
-        tokenizer = load_tokenizer(source, {})
+        tokenizer = load_tokenizer(source, given.get("tokenizer_kwargs", {}))
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
-        kwargs = run.loader.arguments.get("chat_template_kwargs", {}) if as_chat else {}
+        reasoning = given.get("reasoning", saved_team and saved_team.reasoning[role])
+        kwargs = {"enable_thinking": False} if reasoning == "none" else {}
+        kwargs |= given.get("chat_template_kwargs", saved_team.chat_template_kwargs[role] if saved_team else {})
         prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
         if prompts:
             own.append(tokenize_prompts(tokenizer, prompts, **kwargs))

@@ -36,9 +36,15 @@ class TeamLoader:
     # More arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def base_dtype(self, compute_dtype: str) -> str:
+        """
+        Data type of the base of a LoRA team to train. Autocast would cast a base in float32 again at every token.
+        """
+        return self.torch_dtype or ("bfloat16" if compute_dtype == "bfloat16" else "float32")
+
     @property
-    def base_dtype(self) -> str:
-        """Data type of the base of a LoRA team, and of a team that only samples: bfloat16 on a GPU that has it."""
+    def sampling_dtype(self) -> str:
+        """Data type of a team that only samples: bfloat16 on a GPU that has it."""
         has_bf16 = PartialState().device.type != "cpu" and is_torch_bf16_gpu_available()
         return self.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
@@ -50,7 +56,7 @@ class TeamLoader:
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
-            return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
+            return self._make(roles, seed=seed, base_dtype=self.base_dtype(compute_dtype), **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
         """Returns the loader of a saved team, which keeps its form."""
@@ -58,7 +64,7 @@ class TeamLoader:
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
-        dtype = self.base_dtype
+        dtype = self.sampling_dtype
         return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
@@ -66,7 +72,7 @@ class TeamLoader:
         Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared
         weights.
         """
-        dtype = self.base_dtype
+        dtype = self.sampling_dtype
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
             return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))
@@ -95,18 +101,26 @@ class TeamLoader:
         return team if self.quantization else team.to(PartialState().device)
 
 
-def load_player(names: str | list[str], roles: Sequence[str], **model_init_kwargs: Any) -> AgentTeam:
+def load_player(
+    names: str | list[str], roles: Sequence[str], like: AgentTeam | None = None, **model_init_kwargs: Any
+) -> AgentTeam:
     """
     Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its
-    own roles and form. A model that answers for several roles is loaded once. `model_init_kwargs`: arguments of
-    [`AgentTeam.from_pretrained`].
+    own roles and form. A model that answers for several roles is loaded once. `like`: a team whose reasoning and
+    arguments of chat templates models get, by role; a model for a role that it lacks gets those of its first role.
+    `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
         for name in ("revision", "reasoning", "chat_template_kwargs"):  # those of the run's models
             model_init_kwargs.pop(name, None)
     shares = isinstance(names, str) and not is_saved and len(roles) > 1
-    return AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
+    team = AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
+    if like is not None and not is_saved:
+        same = {role: role if role in like.roles else like.roles[0] for role in team.roles}
+        team.reasoning = {role: like.reasoning[other] for role, other in same.items()}
+        team.chat_template_kwargs = {role: {**like.chat_template_kwargs[other]} for role, other in same.items()}
+    return team
 
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
