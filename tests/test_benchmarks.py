@@ -35,7 +35,8 @@ TABLES = {
 
 def test_every_benchmark_is_run():
     scripts = [path for path in (ROOT / "benchmarks").rglob("*.py") if "ArgumentParser(" in path.read_text()]
-    assert {f"{path.parent.name}.{path.stem}" for path in scripts} == TABLES.keys()
+    names = {f"{path.parent.name}.{path.stem}" for path in scripts}
+    assert names - {"code.hostile"} == TABLES.keys()  # which test_hostile.py runs
 
 
 @pytest.mark.parametrize("name", TABLES)

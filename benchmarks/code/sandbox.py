@@ -21,7 +21,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.code import hostile_adapter
 from trl_multiagent.code.sandbox import Program, Sandbox, SandboxError
 
 
@@ -145,15 +144,8 @@ def hostile(corpus, tiers):
     missed = {}
     for tier in tiers:
         with tempfile.TemporaryDirectory() as out:
-            command = [
-                sys.executable,
-                str(HOSTILE / "runner.py"),
-                "--jobs",
-                "2",
-                "--adapter",
-                hostile_adapter.__file__,
-            ]
-            command += ["--corpus", str(corpus), "--out", f"{out}/out.jsonl", "--base", f"{out}/run"]
+            command = [sys.executable, "-m", "benchmarks.code.hostile", "--jobs", "2", "--corpus", str(corpus)]
+            command += ["--out", f"{out}/out.jsonl", "--base", f"{out}/run"]
             subprocess.run(command, env={**os.environ, "SBX_TIER": tier}, stdout=subprocess.DEVNULL)
             rows = [json.loads(line) for line in Path(out, "out.jsonl").read_text().splitlines()]
         missed[tier] = {row["id"]: row["flags"] for row in rows if row["flags"]}

@@ -106,7 +106,7 @@ ALGORITHMS = {"magrpo": SIBLINGS, "single": SIBLINGS, "iac": CRITICS, "maac": CR
 # What a step has to be faster by, per number of turns
 TARGETS = {"magrpo": {1: 4.0, 2: 4.5}, "single": {1: 2.5}, "iac": {1: 3.0, 2: 3.0}, "maac": {1: 3.0, 2: 3.0}}
 # Hidden size and layers of random models
-SIZES = {"8M": (256, 10), "50M": (512, 16)}
+SIZES = {"8M": (256, 10)}
 CURVE_LEARNING_RATE = 5e-4
 # With a real model: the system, the number of agents, whether they are LoRA adapters
 RUNS = {"CoMLRL, full": ("peer", 2, False), "ours, full": ("ours", 2, False), "ours, LoRA": ("ours", 2, True)}

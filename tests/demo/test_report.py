@@ -11,7 +11,6 @@ from trl_multiagent.demo.model import write_aux, write_main
 from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.demo.report import DemoReport
 from trl_multiagent.environments.base import Outcome, Turn
-from trl_multiagent.trainers.base.run_report import SHOWN, RewardProgressCallback
 
 
 ITEMS = demo_dataset("test").select(range(12))
@@ -79,18 +78,3 @@ def test_sample_answer_and_width(shown):
     assert left in before and right in after
     assert "# ·[2J·" in text and "\x1b" not in text and "\r" not in text
     assert max(len(line) for line in text.splitlines()) <= 100
-
-
-def test_one_bar_replaces_the_lines_of_the_log(capsys):
-    callback = RewardProgressCallback({**SHOWN, "turn_1/aux_usage": "aux_usage"})
-    args = SimpleNamespace()
-    state = SimpleNamespace(is_world_process_zero=True, max_steps=2, global_step=1)
-    callback.on_train_begin(args, state, None)
-    logs = {"reward": 2.25, "return": 3.5, "turn_1/test_pass_rate": 0.75, "turn_1/aux_usage": 0.125, "loss": 1.0}
-    callback.on_log(args, state, None, logs=logs)
-    callback.on_step_end(args, state, None)
-    callback.on_log(args, state, None, logs={"train_runtime": 3.0})
-    callback.on_train_end(args, state, None)
-    output = capsys.readouterr()
-    assert "reward 2.25, return 3.50, tests passed 0.75, aux_usage 0.12" in output.err
-    assert "loss" not in output.err + output.out and "train_runtime" not in output.err + output.out

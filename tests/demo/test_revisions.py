@@ -10,12 +10,12 @@ ITEM = demo_dataset("train")[0]
 PROBLEM = problem_of(ITEM)
 
 
-def drawn(monkeypatch, aux, main, change=0.0, remaining=0.0):
+def drawn(monkeypatch, aux, main, change=0.0):
     """The revisions of first answers with these conventions and faults."""
     styles = iter([aux, main])
     monkeypatch.setattr(demo, "draw_style", lambda role, rng: next(styles))
     monkeypatch.setattr(demo, "CHANGE_OF_CONVENTION", change)
-    monkeypatch.setattr(demo, "REMAINING_FAULT", remaining)
+    monkeypatch.setattr(demo, "REMAINING_FAULT", 0.0)
     return dict(zip(("aux", "main"), demo.make_revisions([ITEM], random.Random(0)), strict=True))
 
 
@@ -43,18 +43,6 @@ def test_agents_that_disagree_change_their_convention_or_keep_it(monkeypatch):
     assert (revision["aux"][1], revision["main"][1]) == (write_aux(PROBLEM, "B"), write_main(PROBLEM, "A"))
     revision = drawn(monkeypatch, ("A", ""), ("B", ""), change=0.0)
     assert (revision["aux"][1], revision["main"][1]) == (write_aux(PROBLEM, "A"), write_main(PROBLEM, "B"))
-
-
-def test_some_mistakes_remain(monkeypatch):
-    revision = drawn(monkeypatch, ("A", ""), ("A", "no return"), remaining=1.0)
-    assert revision["main"][1] == write_main(PROBLEM, "A", "no return")
-
-
-def test_half_of_the_demonstrations_for_two_turns_are_revisions():
-    pairs = demo.with_revisions(16, random.Random(1))
-    assert len(pairs) == 16
-    assert sum("Result of your last answer:" in prompt for prompt, _ in pairs) == 8
-    assert pairs == demo.with_revisions(16, random.Random(1))
 
 
 def test_both_models_have_their_place_in_the_cache(tmp_path, monkeypatch):

@@ -172,7 +172,7 @@ def test_an_interrupt_stays_one():
     def interrupted(**columns):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="The reward function `interrupted` was interrupted"):
+    with pytest.raises(KeyboardInterrupt):
         score(environment(reward_funcs=interrupted))
 
 

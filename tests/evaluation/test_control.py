@@ -215,5 +215,5 @@ def test_differences_of_pairs_are_resampled_together():
 def test_messages_are_not_ablated_beside_seats():
     """A seated environment keeps the messages of an episode itself, so the agents would still read them."""
     evaluation = SimpleNamespace(settings=SimpleNamespace(seats={"c": {}}), config=SimpleNamespace(num_turns=2))
-    with pytest.raises(ConfigError, match=r"`evaluation.ablate: messages` does not go with `seats`"):
+    with pytest.raises(ConfigError, match=r"`evaluation.ablate: messages` cannot be combined with `seats`"):
         message_policies(evaluation, SimpleNamespace(roles=("a", "b")))

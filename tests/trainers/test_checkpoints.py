@@ -365,11 +365,8 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
     for name in files:
         for position in (0.0, 0.5):
             flip(copy / name, position)
-            with pytest.raises(ValueError) as error:
+            with pytest.raises(ValueError, match=rf"is damaged: .* changed since it was saved: {name}\."):
                 verify_checkpoint(copy)
-            assert f"{copy} is damaged: missing, or changed since it was saved: {name}. Copy it again" in str(
-                error.value
-            )
             flip(copy / name, position)
     (copy / "notes.txt").write_text("The good one.")  # files of the user are ignored
     verify_checkpoint(copy)
@@ -380,11 +377,8 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
 def test_a_damaged_newest_checkpoint_is_not_skipped(tmp_path):
     tiny_trainer(tmp_path, max_steps=3, save_strategy="steps", save_steps=2).train()
     flip(tmp_path / "checkpoint-3" / "agents" / "main" / "model.safetensors")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=r"checkpoint-3 is damaged: .*: agents/main/model.safetensors"):
         tiny_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=True)
-    assert "checkpoint-3 is damaged: missing, or changed since it was saved: agents/main/model.safetensors" in str(
-        error.value
-    )
 
 
 def test_a_checkpoint_of_weights_only_is_refused(tmp_path):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
+Prompts = dict[str, Prompt]  # role -> prompt
 JointAction = dict[str, str]  # role -> completion
 
 
@@ -165,7 +166,7 @@ class Turn:
     `altered`: whether an ablation has replaced answers, so that the prompts belong to other ones.
     """
 
-    prompts: dict[str, Prompt]
+    prompts: Prompts
     joint_action: JointAction
     outcome: Outcome
     altered: bool = False
@@ -207,7 +208,7 @@ class Environment(ABC):
         return self
 
     @abstractmethod
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         """
         Returns the prompts of one turn. The roles with a prompt act in this turn; the others do not answer and are not
         trained on it. No prompt for any role ends the episode. At the first turn, at least one role acts.
@@ -221,7 +222,7 @@ class Environment(ABC):
             and responses in front of it.
         """
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         """
         Returns the prompts of a whole turn, for all branches of all trees. By default it calls
         [`~Environment.prompts`] for each branch. Override it if making many prompts at once is faster, for example if
@@ -379,7 +380,7 @@ class ScoringContext:
     Facts about the joint actions that an environment scores, in addition to the arguments of `Environment.score`.
     """
 
-    prompts: list[dict[str, Prompt]] | None = None  # of each joint action
+    prompts: list[Prompts] | None = None  # of each joint action
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
     chat_roles: frozenset[str] = frozenset()  # the roles whose prompts are chat messages
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
@@ -412,7 +413,7 @@ def scoring(context: ScoringContext) -> Iterator[None]:
 # Functions that call an environment's methods and check the return values
 
 
-def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+def ask(environment: Environment, items: list[dict], histories: list[History]) -> list[Prompts]:
     """
     Calls [`~Environment.next_prompts`], by default [`~Environment.prompts`], and sorts the prompts of each item in the
     order of the roles. Raises [`TaskError`] if the method fails, does not return a dict of valid prompts for each
@@ -494,7 +495,7 @@ def judge(
             if as_number(outcome) is None and not isinstance(outcome, Mapping):
                 raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
             outcome = values[position] = Outcome(outcome)
-        reward: Any = outcome.reward
+        reward = outcome.reward
         if isinstance(reward, Mapping):
             if set(reward) != set(environment.roles):
                 raise TaskError(
@@ -587,10 +588,10 @@ class EnvironmentWrapper(Environment):
     state_dict = of_task("state_dict")
     load_state_dict = of_task("load_state_dict")
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         return self.next_prompts([item], [history])[0]
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         return ask(self.task, items, histories)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

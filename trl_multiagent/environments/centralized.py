@@ -12,6 +12,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     ask,
     check_all_act,
     judge,
@@ -110,7 +111,7 @@ class CentralizedEnvironment(EnvironmentWrapper):
     def answers(self, joint_action: JointAction) -> JointAction:
         return self.task.answers(split_blocks(joint_action[CENTRAL_ROLE], self.task.roles).answers)
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         if any(histories):
             raise TaskError("A model that answers for all roles plays one turn.")
         roles = self.task.roles

@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future, as_completed
 from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import as_completed
 from dataclasses import replace
 from string import Formatter
 from typing import Any, TypeAlias
@@ -26,6 +26,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     check_prompt,
     check_prompts,
     check_roles,
@@ -34,7 +35,6 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.task_errors import (
     TaskError,
-    TaskInterrupt,
     as_number,
     as_rewards,
     function_name,
@@ -98,7 +98,7 @@ class FunctionEnvironment(Environment):
         prompts: dict[str, str | Callable[[dict], Prompt]],
         reward_funcs: RewardFunction | list[RewardFunction],
         reward_weights: Sequence[float] | None = None,
-        transition: Callable[[dict, History], dict[str, Prompt]] | None = None,
+        transition: Callable[[dict, History], Prompts] | None = None,
         conversational: bool = False,
         reward_timeout: float | None = 600.0,
         order: Sequence[Sequence[str]] | None = None,
@@ -166,7 +166,7 @@ class FunctionEnvironment(Environment):
             raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
         return number
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         if self.order is not None:
             if clash := item.keys() & {*self.roles}:
                 raise TaskError(f"{min(clash)!r} is a column of the items and a role: a template needs one meaning.")
@@ -223,7 +223,7 @@ class FunctionEnvironment(Environment):
         context = scoring_context()
         chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
         trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
-        arguments: dict[str, Any] = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
+        arguments = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
         else:  # the environment was called directly
@@ -573,7 +573,7 @@ def call_rewards(
     fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
-    running: dict[Future, int] = {}
+    running = {}
     start = time.monotonic()
     try:
         # `async` functions start first
@@ -598,8 +598,5 @@ def call_rewards(
 
 async def finish(name: str, output: Awaitable) -> Any:
     """Awaits the result of the function `name`."""
-    try:
-        with task_code(name):
-            return await output
-    except TaskInterrupt as error:  # it would end the event loop
-        raise TaskError(f"{error}.") from error
+    with task_code(name):
+        return await output

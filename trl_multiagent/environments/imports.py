@@ -1,6 +1,7 @@
 """Imports the objects that a setting names, such as the functions of a task."""
 
 import importlib
+import operator
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,11 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
             break
     places = " or ".join(map(str, dict.fromkeys(folders)))
     with task_code(f"`{setting}` names {path!r}, but importing {module} (from {places}, or an installed package)"):
-        found = importlib.import_module(module)
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise ValueError(f"`{setting}` names {path!r}, but {module} has no {name!r}.") from None
-    return found
+        imported = importlib.import_module(module)
+    try:
+        return operator.attrgetter(name)(imported)
+    except AttributeError:
+        raise ValueError(f"`{setting}` names {path!r}, but {module} has no {name!r}.") from None
 
 
 def import_function(setting: str, path: str) -> Any:

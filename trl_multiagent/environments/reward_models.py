@@ -23,7 +23,7 @@ from trl_multiagent.environments.base import (
     History,
     JointAction,
     Outcome,
-    Prompt,
+    Prompts,
     ask,
     check_all_act,
     judge,
@@ -86,7 +86,7 @@ class RewardModel:
             self._placed = True
         device, training = next(self.model.parameters()).device, self.model.training
         self.model.eval()
-        rewards: list[float] = []
+        rewards = []
         for start in range(0, len(texts), BATCH_SIZE):
             batch = {"input_ids": texts[start : start + BATCH_SIZE]}
             inputs = self.tokenizer.pad(batch, padding_side="right", return_tensors="pt").to(device)
@@ -165,7 +165,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
     def __repr__(self) -> str:
         return f"ModelRewardEnvironment({self.task!r}, version={self.version!r})"
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         prompts = ask(self.task, items, histories)
         for by_role in filter(None, prompts):
             check_all_act("A joint reward model", by_role, self.roles)

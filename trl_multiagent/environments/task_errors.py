@@ -38,24 +38,18 @@ class UnavailableError(TaskError):
     """
 
 
-class TaskInterrupt(KeyboardInterrupt):
-    """Ctrl-C was pressed while a task's function ran. The message names the function."""
-
-
 @contextlib.contextmanager
 def task_code(name: str) -> Iterator[None]:
     """
     Turns every exception that a task's function raises inside into a [`TaskError`] with the function's `name`.
 
-    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` becomes a
-    [`TaskInterrupt`].
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` stays as it
+    is.
     """
     try:
         yield
-    except (TaskError, TaskInterrupt):
-        raise  # the message already names the function
-    except KeyboardInterrupt as error:
-        raise TaskInterrupt(f"{name} was interrupted") from error
+    except (TaskError, KeyboardInterrupt):
+        raise  # the message of the former already names the function
     except SystemExit as error:
         raise TaskError(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).") from error
     except ImportError as error:
@@ -68,10 +62,7 @@ def task_code(name: str) -> Iterator[None]:
 
 def describe(error: BaseException) -> str:
     """Returns the type and the message of an error, on one line."""
-    try:
-        text = printable(" ".join(str(error).split()))
-    except Exception:  # the error's `__str__` fails
-        text = ""
+    text = printable(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

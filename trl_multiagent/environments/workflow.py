@@ -34,6 +34,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     Reply,
     call_of,
     check_prompt,
@@ -160,7 +161,7 @@ class Episode:
         return future
 
     @property
-    def prompts(self) -> dict[str, Prompt]:
+    def prompts(self) -> Prompts:
         return {role: prompt for role, (prompt, _) in self.asked.items()}
 
     def answer(self, joint_action: JointAction) -> None:
@@ -241,7 +242,7 @@ class WorkflowEnvironment(Environment):
         self._num_turns: int | None = None
         self._seats: frozenset[str] = frozenset()
         self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
-        self._asked: dict[tuple, dict[str, Prompt]] | None = None  # what branches were asked, while trees are played
+        self._asked: dict[tuple, Prompts] | None = None  # what branches were asked, while trees are played
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -274,11 +275,11 @@ class WorkflowEnvironment(Environment):
             if episodes:
                 self._wait(close(episodes))
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         return self.next_prompts([item], [history])[0]
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
-        async def turn() -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
+        async def turn() -> list[Prompts]:
             async with self._reached(items, histories) as episodes:
                 prompts = [episode.prompts for episode in episodes]
                 if self._asked is not None:

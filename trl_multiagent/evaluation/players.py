@@ -23,7 +23,7 @@ from trl_multiagent.environments.base import (
     History,
     JointAction,
     Outcome,
-    Prompt,
+    Prompts,
     ask,
 )
 from trl_multiagent.environments.task_errors import TaskError
@@ -76,7 +76,7 @@ class PipelineSampler(TeamSampler):
         for role in self.team.roles:
             own = acting(role, nodes)
             for node in own if samples else ():
-                answers: dict[str, str] = {other: x.reply(0) for other, x in node.samples.items()}
+                answers = {other: x.reply(0) for other, x in node.samples.items()}
                 shown = self.environment.show_answers(role, node.prompts[role], answers)
                 node.prompts = {**node.prompts, role: shown}
             samples |= self.sample((role,), nodes, num_generations)
@@ -115,11 +115,11 @@ class MessageAblation(EnvironmentWrapper):
         true = [[replace(turn, altered=True) for turn in history] for history in histories]
         return super().judge(items, joint_actions, [*true], evaluation)
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         if not any(histories):
             return ask(self.task, items, histories)
         sources = [histories[k] for k in partners_of(items)] if self.how == SHUFFLED else [()] * len(items)
-        prompts: list[dict[str, Prompt]] = [{} for _ in items]
+        prompts: list[Prompts] = [{} for _ in items]
         for role in self.roles:
             read = [with_answers_of(*pair, role) for pair in zip(histories, sources, strict=True)]
             for item_prompts, asked in zip(prompts, ask(self.task, items, read), strict=True):

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
 
-from trl_multiagent.folders import locked, read_json, unfinished_path, write_json, write_text
+from trl_multiagent.folders import locked, naming_damage, read_json, unfinished_path, write_json, write_text
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 
 
@@ -96,12 +96,10 @@ class Stage:
     def read(self, part: str) -> list[dict[str, Any]]:
         """Reads the records of a part of any process. Raises `ValueError` if the part is missing or damaged."""
         path = self.folder / part
-        try:
+        if not path.is_file():
+            raise ValueError(f"{path} is missing: several processes need a folder that all of them share.")
+        with naming_damage(path):
             return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        except FileNotFoundError:
-            raise ValueError(f"{path} is missing: several processes need a folder that all of them share.") from None
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}. Remove it, and start again.") from None
 
     def save_result(self, part: str, value: Any) -> None:
         """Writes a shared result as JSON. Collective."""

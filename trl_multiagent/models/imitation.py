@@ -179,7 +179,7 @@ def make_tokenizer(demonstrations: list[Demonstration], vocabulary: Sequence[str
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    unknown: dict[str, Any] = {"unk_token": UNKNOWN} if vocabulary else {}
+    unknown = {"unk_token": UNKNOWN} if vocabulary else {}
     if vocabulary:
         numbers = {word: number for number, word in enumerate(dict.fromkeys([PAD, EOS, UNKNOWN, *vocabulary]))}
         tokenizer = Tokenizer(models.WordLevel(numbers, **unknown))

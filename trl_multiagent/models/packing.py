@@ -94,9 +94,9 @@ def pack(
     order = sorted(range(len(sequences)), key=sequences.__getitem__)  # sequences that begin alike follow each other
     shared = [0, *(num_shared(sequences[k], sequences[m]) for k, m in pairwise(order))]
     firsts = set(divide([max(0, len(sequences[k]) - 1) for k in order], shared, hidden_size))
-    rows: list[PackedRow] = []
+    rows = []
     places: list[int] = []  # of the tokens of the last sequence
-    found: dict[int, tuple[int, list[int]]] = {}  # by sequence: its row, and the places that predict its completion
+    found = {}  # by sequence: its row, and the places that predict its completion
     for number, k in enumerate(order):
         if number in firsts:
             rows.append(PackedRow())

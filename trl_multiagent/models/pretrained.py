@@ -44,7 +44,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """
     name, file = gguf_file_of(name)
     kwargs |= file
-    architecture: Any = AutoModelForCausalLM
+    architecture = AutoModelForCausalLM
     is_gguf = kwargs.get("gguf_file") is not None
     if not is_gguf:
         given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}

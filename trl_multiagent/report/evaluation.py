@@ -97,7 +97,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything, as plain values. Numbers that are not known are null."""
-        contents: dict[str, Any] = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
+        contents = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
         contents |= {"range_note": self.range_note, "difference_note": self.difference_note}
         contents["policies"] = {
             result.name: {

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -140,7 +141,8 @@ def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None 
     """Returns the page that compares runs. `evaluation`: the JSON file of an evaluation of their teams."""
     groups = group_runs(runs)
     series = {name: [series_of(run.logs) for run in members] for name, members in groups.items()}
-    names = distinct_names([run.folder for run in runs])
+    common = os.path.commonpath([run.folder.resolve().parent for run in runs])
+    names = {run.folder: os.path.relpath(run.folder.resolve(), common) for run in runs}
     return {
         "title": f"{len(runs)} runs, {len(groups)} group{'s' if len(groups) > 1 else ''}",
         "runs": [
@@ -155,18 +157,6 @@ def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None 
         "metrics": curves([*series.values()]),
         "evaluation": evaluation,
     }
-
-
-def distinct_names(folders: Sequence[Path]) -> dict[Path, str]:
-    """Returns the shortest end of each path that no other path has."""
-    paths = {folder: folder.resolve().parts for folder in folders}
-    names = {}
-    for folder, parts in paths.items():
-        length = 1
-        while length < len(parts) and sum(other[-length:] == parts[-length:] for other in paths.values()) > 1:
-            length += 1
-        names[folder] = "/".join(parts[-length:])
-    return names
 
 
 def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:

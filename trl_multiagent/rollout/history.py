@@ -102,7 +102,7 @@ def _chat(parts: list[tuple[Prompt | None, dict[str, str] | None]], prompt: Prom
     """
     Joins the shown parts of the past turns and the new prompt as chat messages, in which user and assistant alternate.
     """
-    messages: list[dict[str, str]] = []
+    messages = []
     waiting: list[str] = []  # texts for the next message of the user
     for past_prompt, answer in parts:
         if past_prompt is not None:

@@ -24,6 +24,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     Turn,
     ask,
     judge,
@@ -47,7 +48,7 @@ class Branch:
 
     item: dict
     history: History = ()
-    prompts: dict[str, Prompt] = field(default_factory=dict)
+    prompts: Prompts = field(default_factory=dict)
     num_paid: int = 0  # number of turns whose rewards are in an outcome
 
 
@@ -207,7 +208,7 @@ class SeatedEnvironment(EnvironmentWrapper):
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         return self.task.group_rewards(item, [history[-1].outcome.info.history for history in histories])
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         if any(histories):
             branches = [self._reached(*x) for x in zip(items, histories, strict=True)]
         else:  # a batch begins

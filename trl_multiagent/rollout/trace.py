@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import ID_COLUMNS, Prompt
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Trees
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ TraceRow = dict[str, Any]
 
 
 def trace_rows(
-    turns: list[list[Node]],
+    turns: Trees,
     roles: Sequence[str],
     advantages: "list[list[dict[str, torch.Tensor]]] | None" = None,
     *,

@@ -19,6 +19,7 @@ from trl_multiagent.environments.base import (
     JointAction,
     Outcome,
     Prompt,
+    Prompts,
     Reply,
     ScoringContext,
     Turn,
@@ -66,7 +67,7 @@ class Node:
 
     item: dict  # the dataset row
     history: tuple[Turn, ...]  # the past turns of the branch, oldest first
-    prompts: dict[str, Prompt]  # the new prompt of each agent that acts, in the order of the roles
+    prompts: Prompts  # the new prompt of each agent that acts, in the order of the roles
     samples: dict[str, Samples] = field(default_factory=dict)  # the completions of these agents
     indices: list[tuple[int, ...]] = field(default_factory=list)  # the index of each agent's completion
     outcomes: list[Outcome] = field(default_factory=list)  # outcomes from the environment
@@ -140,6 +141,9 @@ class Node:
         return [mean_of_known(values) for values in by_completion]
 
 
+Trees = list[list[Node]]  # the nodes of each turn of a batch of trees
+
+
 def known(values: Sequence[float]) -> list[float]:
     """Returns the rewards or returns that are not NaN, which is that of a joint action that nothing scores."""
     return [value for value in values if not math.isnan(value)]
@@ -195,7 +199,7 @@ def grow_trees(
     num_episodes: int | None = None,
     numbers: Sequence[int] | None = None,
     seed: int | str = 0,
-) -> list[list[Node]]:
+) -> Trees:
     """
     Grows a rollout tree for each item; with `handoff`, a chain; with `num_episodes`, a group of episodes.
 
@@ -218,7 +222,7 @@ def grow_trees(
     Returns:
         `list[list[Node]]`: The nodes of each turn, with their returns.
     """
-    turns: list[list[Node]] = []
+    turns = []
     with environment.playing(num_turns, are_episodes=num_episodes is not None):
         nodes = root_nodes(items, environment, num_episodes, numbers)
         for turn in range(num_turns):
@@ -247,7 +251,7 @@ def play_episodes(
     num_turns: int | None = None,
     num_episodes: int = 1,
     **settings: Any,
-) -> list[list[Node]]:
+) -> Trees:
     """
     Plays a batch of episodes, turn by turn.
 
@@ -289,7 +293,7 @@ def nodes_of_episode(root: Node) -> list[Node]:
     return nodes
 
 
-def turns_of_episodes(turns: list[list[Node]]) -> list[list[Turn]]:
+def turns_of_episodes(turns: Trees) -> list[list[Turn]]:
     """Returns the turns of each episode that [`play_episodes`] played."""
     return [[node.turn(0) for node in nodes_of_episode(root)] for root in turns[0]]
 
@@ -373,9 +377,7 @@ def _add_outcomes(
         }
 
 
-def _add_group_rewards(
-    turns: list[list[Node]], environment: Environment, process_reward: Callable[[float], float]
-) -> None:
+def _add_group_rewards(turns: Trees, environment: Environment, process_reward: Callable[[float], float]) -> None:
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
     finished: dict[int, list[tuple[Node, int]]] = {}
     for node in (node for nodes in turns for node in nodes):
@@ -431,7 +433,7 @@ def _continued_actions(node: Node, handoff: str | None, threshold: float | None,
     return [random.Random(f"{seed}/{node.tree}/{len(node.history)}").randrange(len(node.indices))]
 
 
-def _add_returns(turns: list[list[Node]], roles: Sequence[str], discount: float) -> None:
+def _add_returns(turns: Trees, roles: Sequence[str], discount: float) -> None:
     """Computes the returns of all nodes, also by role if a node has rewards by role."""
     nodes = [node for nodes in reversed(turns) for node in nodes]
     has_roles = any(node.role_rewards for node in nodes)

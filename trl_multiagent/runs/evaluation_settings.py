@@ -147,7 +147,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
 
 def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags of an evaluation as values of the section `evaluation`."""
-    values: dict[str, Any] = {}
+    values = {}
     for field in dataclasses.fields(EvaluationConfig):
         if field.name in arguments:
             texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
@@ -251,7 +251,7 @@ def safe_settings(
     layer, trusted = (renamed(algorithm, [read_yaml(path)]) for path in (config, arguments.config))
     task = layer.pop("task", None)
     is_known = isinstance(tasks, Task) or str(task) in tasks or str(task).startswith("trl_multiagent.")
-    kept: dict[str, Any] = {} if task is None else {"task": task}
+    kept = {} if task is None else {"task": task}
     if arguments.task is not None:
         kept["task"] = arguments.task
     elif task is not None and not is_known and trusted.get("task") != task:

@@ -85,7 +85,7 @@ def rollout_lines(
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
     when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     batches = None if steps is None else -(-steps // args.num_iterations)
-    lines: dict[str, Any] = {
+    lines = {
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
         "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
@@ -243,10 +243,10 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
-    names: dict[str, str] = {}  # the model of each role; for an adapter, its base
-    configs: dict[str, Any] = {}
-    own: dict[str, int] = {}
-    base: dict[str, int] = {}
+    names = {}  # the model of each role; for an adapter, its base
+    configs = {}
+    own = {}
+    base = {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
         names[role] = source if saved is None else str(saved.base_model_name_or_path)
@@ -268,7 +268,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         for name in model_names(args.critic_models, args.critic_names(learning)).values():
             config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
             trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
-    base_bytes = 4.0 if loader.torch_dtype == "float32" else 2.0  # on a GPU, bfloat16 is the default
+    base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
     prompts = measure_prompts(run, names, saved_team, environment, items)

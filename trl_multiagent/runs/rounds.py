@@ -18,8 +18,9 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from datasets import Dataset, concatenate_datasets, load_from_disk
-from peft import LoraConfig
+from peft import LoraConfig, PeftConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -28,7 +29,7 @@ from trl_multiagent.environments.reward_models import JointRewardModel, ModelRew
 from trl_multiagent.folders import PREFERENCES_FILE, read_json
 from trl_multiagent.hub import open_repo
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
-from trl_multiagent.jobs.fingerprint import checksum_of_weights
+from trl_multiagent.jobs.fingerprint import checksum_of_weights, digest_of_rows
 from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
@@ -36,27 +37,28 @@ from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
-from trl_multiagent.runs.models import read_section, read_values
+from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
     AUTO,
     check_folder,
+    check_results,
     check_run,
     check_team,
     first_rows,
     prepare_run,
     start_logging,
 )
-from trl_multiagent.runs.reward_model import checked_args, summary, train_reward_model
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.derive import Settings, by_path, check_models, make_training_args
+from trl_multiagent.settings.derive import Settings, argument_errors, by_path, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
+from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 
 
 # In the folder of the run. Names with an underscore are not pushed
@@ -67,6 +69,11 @@ RESULTS_FILE = "results.json"  # of a round, written last
 FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub_model_id output_dir".split()
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
+# Of a reward model: the section of a training alone, the file that is written last, the metrics of an evaluation (the
+# loss, TRL's, and those of held-out pairs), and the arguments that may differ when a training is resumed
+SECTION, COMPLETE_FILE = "reward_model", "complete.json"
+EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward".split()
+FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
 
 
 def run_preferences(settings: Settings) -> None:
@@ -240,7 +247,7 @@ class PreferenceRun:
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         self.num_items: int | None = arguments.get("preference_num_items")  # of a collection; all by default
         self.preference_dataset: str | None = arguments.get("preference_dataset")
-        processed: dict[str, float] = {}
+        processed = {}
         if learn_reward in self.stages:
             self.reward = settings.part(RewardSettings)
             self.trained_with = self.reward.rl_algorithm
@@ -255,7 +262,7 @@ class PreferenceRun:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.args = args = make_training_args(settings, ALGORITHMS[self.trained_with].config_class(), **processed)
         self.prepared = run = prepare_run(settings, args)
-        changes: dict[str, Any] = {"disable_tqdm": args.disable_tqdm}
+        changes = {"disable_tqdm": args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
         if self.in_rounds:
             given = arguments.get("policy_checkpoint_dir")
@@ -457,7 +464,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     same = "learning_rate num_train_epochs max_length freeze_backbone eval_fraction".split()
     if "output_dir" in more:
         raise ConfigError(f"`{section}.output_dir` cannot be set: it is in the folder of the run.")
-    values: dict[str, Any] = {
+    values = {
         **{name: getattr(reward, f"reward_{name}") for name in same},
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
@@ -478,3 +485,105 @@ def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | Non
         raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
     with config_errors():
         return read_section(f"{algorithm}.reward_peft", {**PEFT_DEFAULTS, **fields}, LoraConfig)
+
+
+# The reward model, alone (`train_reward_model.py`) or for MARLHF
+
+
+def run_reward_model(settings: Settings) -> None:
+    """Trains a joint reward model, or prints the plan. Wrong settings end the program."""
+    prog = settings.prog
+    with end_on_wrong_input(prog):
+        args = make_args(settings)
+        name, base = settings.arguments["preference_dataset"], str(settings.model_names)
+        check_results(settings, args)
+        environment = make_environment(settings, Path(args.output_dir))
+        preferences = load_preferences(name, environment.roles)
+        start_logging(settings, args.disable_tqdm, args.process_index == 0)
+        if settings.dry_run:
+            lines = {"starts from": base, "preferences": f"{name}, {len(preferences)} pairs"}
+            return print_plan({**lines, "folder": args.output_dir})
+        peft_config = make_peft_config(settings)
+        model = build(base, settings.builders)
+        with end_on_signal(prog, list), end_with_one_line(prog):
+            facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
+    if args.process_index == 0:
+        print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
+
+
+def make_args(settings: Settings) -> JointRewardConfig:
+    """Makes the arguments of the trainer. Raises `ConfigError` if a setting is missing or wrong."""
+    model = settings.agent_model
+    if settings.arguments.get("preference_dataset") is None:
+        raise ConfigError(f"`{SECTION}.preference_dataset` is missing: `trl-multiagent collect` makes preferences.")
+    if settings.agents is not None:
+        raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
+    if model.is_quantized:
+        raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are for teams.")
+    names = {field.name for field in dataclasses.fields(JointRewardConfig)}
+    values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
+    values |= {name: value for name, value in settings.arguments.items() if name in names}
+    has_base = model.torch_dtype is not None and (model.use_peft or settings.has_peft_section)  # of an adapter
+    values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
+    return checked_args(SECTION, settings.values[SECTION], values)
+
+
+def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) -> JointRewardConfig:
+    """
+    Makes the arguments of the trainer from `values`. Raises `ConfigError` if one is wrong. `given`: those of the user.
+    """
+    with argument_errors(section, given, values):
+        args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})
+    metric = (args.metric_for_best_model or "loss").removeprefix("eval_")
+    if metric not in EVAL_METRICS:
+        raise ConfigError(f"`{section}.metric_for_best_model` is {metric!r}; choose one of {', '.join(EVAL_METRICS)}.")
+    if args.eval_strategy != "no" and args.eval_fraction == 0:
+        raise ConfigError(f"`{section}.eval_strategy` needs pairs that are held out: set `eval_fraction`.")
+    return args
+
+
+def train_reward_model(
+    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
+) -> dict[str, Any]:
+    """
+    Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is
+    resumed from its last checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see
+    [`JointRewardTrainer.report`]; empty if no pairs are held out. Raises `ValueError` if the folder holds other work
+    or is locked, or the checkpoint does not fit.
+    """
+    folder = Path(args.output_dir)
+    is_complete = (folder / COMPLETE_FILE).is_file()
+    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
+    settings = {
+        "model": model,
+        "roles": roles,
+        "rows of the preferences": digest_of_rows(preferences),
+        "number of processes": args.world_size,
+        "adapter": peft_config and str(sorted(peft_config.to_dict().items(), key=str)),
+        **{name: value for name, value in args.to_dict().items() if name not in FREE},
+    }
+    free = ["number of processes"] if checkpoint is None else []  # only a checkpoint depends on it
+    stage = Stage(folder, "reward model", settings, PartialState(), free)
+    if is_complete:
+        stage.check()
+        return read_json(folder / COMPLETE_FILE)["report"]
+    with stage.open():
+        forget_engine()
+        trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        facts = {} if trainer.eval_dataset is None else trainer.report()
+        trainer.save_model()
+        trainer.create_model_card()
+        trainer.accelerator.wait_for_everyone()  # until all files are written
+        stage.save_result(COMPLETE_FILE, {"report": facts})
+    return facts
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """Returns the numbers about held-out pairs on one line."""
+    if not facts:
+        return "no pairs were held out to measure it"
+    return (
+        f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
+        f"{facts['margin']:.2f} ({REPORT_FILE})"
+    )

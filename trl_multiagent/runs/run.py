@@ -231,7 +231,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
     Reads the layers of the file, the overrides and the flags. `rest`: flags that are not the parser's own, with their
     values.
     """
-    flags: dict[str, list[str]] = {}
+    flags = {}
     for text in rest:
         if text.startswith("--"):
             name, has_value, value = text[2:].partition("=")

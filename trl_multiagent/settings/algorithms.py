@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 ROLLOUTS = "trl_multiagent.runs.training.train_on_rollouts"
 PREFERENCES = "trl_multiagent.runs.rounds.run_preferences"
-REWARD_MODEL = "trl_multiagent.runs.reward_model.run_reward_model"
+REWARD_MODEL = "trl_multiagent.runs.rounds.run_reward_model"
 
 
 class Algorithm(NamedTuple):

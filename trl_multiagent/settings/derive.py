@@ -435,7 +435,7 @@ def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
     trainer's arguments.
     """
     extras, steps = settings.extras, settings.extras.eval_interval
-    arguments: dict[str, Any] = {}
+    arguments = {}
     if settings.algorithm in PREFERENCE_ALGORITHMS:
         pairs = extras.train_batch_size or extras.rollout_buffer_size
         if pairs is not None and "per_device_train_batch_size" not in settings.arguments:

@@ -353,9 +353,9 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
     no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
-    without_effect: list[str] = []
+    without_effect = []
     with naming_reference():  # such as `${seed}` or `${oc.env:HOME}`
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+        resolved = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
     for path, value in paths(algorithm, sections, resolved):
         section, _, name = path.rpartition(".")
         is_default = value is None and section == algorithm and name in NULL_IS_DEFAULT

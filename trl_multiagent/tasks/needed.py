@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts
 from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
 from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings, setting
@@ -238,7 +238,7 @@ class NeededEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         return {"game": repr(self.game), "facts": self.facts, "noise": self.noise}
 
-    def prompts(self, item: Item, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: Item, history: History) -> Prompts:
         """Returns the prompts of the roles that act. After the decider's answer there is none."""
         game, turn = self.game, len(history)
         if self.facts != PRIVATE:
@@ -334,7 +334,7 @@ def demonstrate(game: Game, facts: str, literacy: float, rng: random.Random) -> 
     item = game.item(rng)
     while not game.in_split(item, "train"):
         item = game.item(rng)
-    words: list[str] = []
+    words = []
     if facts != PRIVATE:
         prompt = solo_prompt(game, item, facts)
         words = game.truth(item) if facts == SHARED else []

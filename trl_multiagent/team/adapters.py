@@ -124,8 +124,8 @@ def load_adapters(
     """
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
-    dtype: dict[str, Any] = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
-    models: dict[str, PeftModel] = {}
+    dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
+    models = {}
     # The models with adapters so far, by base and its revision
     adapted: dict[tuple[str, str | None], PeftModel] = {}
 

@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 from accelerate.utils import send_to_device
@@ -226,7 +226,7 @@ class AgentTeam(nn.Module):
             own_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         full = {role: source for role, source in sources.items() if role not in adapted}
-        models: dict[str, Any] = dict(load_models(full, shares, seed, own_kwargs))
+        models = dict(load_models(full, shares, seed, own_kwargs))
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
         if adapted:
@@ -356,16 +356,6 @@ class AgentTeam(nn.Module):
 
     # Use after training
 
-    @overload
-    def collaborate(
-        self, item: dict | str, environment: Environment, num_turns: int | None = None, **kwargs: Any
-    ) -> list[Turn]: ...
-
-    @overload
-    def collaborate(
-        self, item: Iterable[dict | str], environment: Environment, num_turns: int | None = None, **kwargs: Any
-    ) -> list[list[Turn]]: ...
-
     def collaborate(
         self,
         item: dict | str | Iterable[dict | str],
@@ -377,7 +367,7 @@ class AgentTeam(nn.Module):
         stop_strings: Mapping[str, Sequence[str]] | None = None,
         seed: int | None = None,
         **generation_kwargs: Any,
-    ) -> list[Turn] | list[list[Turn]]:
+    ) -> list[Any]:
         """
         Plays one episode, or one for each of several items, which are played together, turn by turn.
 
@@ -618,7 +608,7 @@ class AgentTeam(nn.Module):
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
-        outputs: dict[str, Any] = {}
+        outputs = {}
         for role, inputs in team_inputs.items():
             with self.activate(role) as agent:
                 outputs[role] = run_agent(agent, self.devices.get(role), **inputs)

@@ -155,7 +155,7 @@ class Critics(nn.Module):
             `torch.Tensor` of shape `(num_rows,)`, in float32, not yet scaled by [`Scale`].
         """
         model = base_of(self.backbones[name].model)
-        options: dict[str, Any] = without_router_logits(model)
+        options = without_router_logits(model)
         if readers is not None:
             assert position_ids is not None
             attention_mask = mask_of(readers, position_ids, model.dtype)
@@ -233,7 +233,7 @@ def make_critics(
         name: Backbone(role, policies[role], tokenizers[role], owners[id(policies[role])])
         for name, role in roles.items()
     }
-    models: dict[str, Any] = {}
+    models = {}
     for name, backbone in backbones.items():
         with seeded(settings.seed, f"critic {name}"):
             if settings.form == "model":
@@ -323,7 +323,7 @@ def make_head(model: PreTrainedModel, hidden_dim: int | None) -> nn.Sequential:
     that a new critic predicts the mean of the targets.
     """
     size = model.config.get_text_config().hidden_size
-    layers: list[Any] = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
+    layers = [] if hidden_dim is None else [nn.Linear(size, hidden_dim), nn.Tanh()]
     layers.append(nn.Linear(hidden_dim or size, 1))
     nn.init.normal_(layers[0].weight, std=0.02)
     for zeros in (layers[0].bias, layers[-1].bias, layers[-1].weight):

@@ -199,7 +199,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     # Loss and evaluation
 
     def compute_loss(
-        self, model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """
         Computes the loss of a micro-batch, so that the mean over micro-batches and processes is the mean over all

@@ -1,5 +1,5 @@
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, Trees
 from trl_multiagent.trainers.base.actor_critic_config import CENTRAL, MAACConfig
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 
@@ -28,7 +28,7 @@ class MAACTrainer(ActorCriticTrainer):
     def critic_of(self, role: str) -> str:
         return CENTRAL
 
-    def _judge(self, turns: list[list[Node]]) -> None:
+    def _judge(self, turns: Trees) -> None:
         with fail_together(self.accelerator):
             if any(node.role_rewards for nodes in turns for node in nodes):
                 raise ValueError(

@@ -31,7 +31,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments, tokenize_prompts
-from trl_multiagent.rollout.tree import Node, Samples, play_episodes
+from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
@@ -144,7 +144,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes: dict[str, Any] = {"precompute_ref_log_probs": True, "disable_dropout": False}
+        changes = {"precompute_ref_log_probs": True, "disable_dropout": False}
         with temporarily_set(args, **changes, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
@@ -219,7 +219,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if f"{self.team.roles[0]}/{TOKENS[0]}" not in rows[0]:
             return rows
         limit = self.args.max_length or sys.maxsize
-        batch: PairBatch = {"weights": torch.ones(len(rows))}
+        batch = {"weights": torch.ones(len(rows))}
         for role, tokenizer in self.team.tokenizers.items():
             prompt_column, *answer_columns = (f"{role}/{name}" for name in TOKENS)
             answers = [(row[prompt_column], row[column]) for column in answer_columns for row in rows]
@@ -350,15 +350,13 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, None, None]:
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list):
             add_task_metrics(self, "eval", self._play_evaluation(inputs))
             return None, None, None
-        return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return super().prediction_step(model, inputs, *args, **kwargs)
 
-    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
         turns, numbers = self.args.num_turns, range(first, first + len(items))
         with temporarily_set(self.sampler, stream=stream):
             return play_episodes(
@@ -367,12 +365,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     # Metrics and checkpoints
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, *args: Any) -> None:
         metrics = self._metrics["train"]
-        if self.model.training and metrics:
-            if self._counts_env_steps:
-                metrics["env_step"] = [self.env_step]
-        super().log(logs, start_time)
+        if self.model.training and metrics and self._counts_env_steps:
+            metrics["env_step"] = [self.env_step]
+        super().log(*args)
 
     def _process_state(self) -> dict[str, Any]:
         return {**super()._process_state(), "env_step": self.env_step}
@@ -498,7 +495,7 @@ class ReasonedAnswers:
 
     def hide(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
-        changes: dict[str, Any] = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
+        changes = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
         if isinstance(row["chosen"], str):
             return changes
         texts = ["".join(x["content"] for x in row[name]) for name in ("chosen", "rejected")]

@@ -3,8 +3,8 @@ from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.credit import add_counterfactuals
-from trl_multiagent.rollout.tree import Node, acting, groups_of, known
-from trl_multiagent.trainers.base.batch import AgentTensors, Row
+from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
+from trl_multiagent.trainers.base.batch import Advantages, AgentTensors, Row
 from trl_multiagent.trainers.base.metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
@@ -85,7 +85,7 @@ class MAGRPOTrainer(RolloutTrainer):
         returns = torch.tensor([node.agent_returns(role) for role in roles])
         return dict(zip(roles, self._over_siblings(returns), strict=True))
 
-    def advantages(self, turns: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def advantages(self, turns: Trees) -> Advantages:
         """
         Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's
         completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. With
@@ -99,7 +99,7 @@ class MAGRPOTrainer(RolloutTrainer):
             self._normalize_by_role([by_role for nodes in advantages for by_role in nodes])
         return advantages
 
-    def _judge(self, turns: list[list[Node]]) -> None:
+    def _judge(self, turns: Trees) -> None:
         """Scores counterfactual joint actions, see `credit`."""
         if self.args.credit is None:
             return

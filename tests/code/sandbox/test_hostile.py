@@ -1,5 +1,5 @@
 """
-The corpus of hostile and honest programs, run by its own runner.
+The corpus of hostile and honest programs, run by `benchmarks/code/hostile.py`.
 
 A sample of every category runs by default; `SANDBOX_CORPUS=all` runs all of it.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 
-TESTS = Path(__file__).resolve().parents[2]
-CORPUS = TESTS / "hostile" / "programs.jsonl"
+ROOT = Path(__file__).resolve().parents[3]
+CORPUS = ROOT / "tests" / "hostile" / "programs.jsonl"
 SAMPLE = """
 loop_c_sum_range mem_alloc_6g daemon_double_fork rec_limit_c_stack parse_surrogate exit_kill_group exit_exc_str
 cheat_any_proxy patch_random_seed flat_frame_counter gc_queue_forge protocol_deep_json read_proc_mem truncate_file
@@ -34,8 +34,7 @@ def names():
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
-    adapter = TESTS.parent / "benchmarks" / "code" / "hostile_adapter.py"
-    command = [sys.executable, str(CORPUS.parent / "runner.py"), "--adapter", str(adapter), "--jobs", "2"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "code" / "hostile.py"), "--jobs", "2"]
     command += ["--out", str(folder / "out.jsonl"), "--base", str(folder / "run"), "--only", ",".join(names())]
     environment = {**os.environ, "SBX_TIMEOUT": "0.5"}
     output = subprocess.run(command, env=environment, capture_output=True, text=True).stdout

@@ -31,7 +31,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.base import PASSED, Environment, History, JointAction, Outcome, Prompt, check_roles
+from trl_multiagent.environments.base import (
+    PASSED,
+    Environment,
+    History,
+    JointAction,
+    Outcome,
+    Prompts,
+    check_roles,
+)
 
 
 Place = tuple[int, int, int]  # x to the right, y up, z to the back
@@ -397,7 +405,7 @@ class BlockBuildingEnvironment(Environment):
     def resume_settings(self) -> dict[str, Any]:
         return {"reward_version": REWARD_VERSION, **vars(self)}
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         target = read_target(item)
         if history:
             return {role: self.later_prompt(role, target, history[-1].outcome) for role in self.roles}

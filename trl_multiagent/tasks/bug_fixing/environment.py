@@ -33,7 +33,7 @@ from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_completion
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
-from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
@@ -171,7 +171,7 @@ class BugFixingEnvironment(ProgramEnvironment):
     def resume_settings(self) -> dict[str, Any]:
         return {"reward_version": REWARD_VERSION, **super().resume_settings()}
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         """Returns the prompts of a whole turn. The tester's tests run on all repairs at the same time."""
         alone = TESTER not in self.roles
         last = [history[-1].outcome.info if history else None for history in histories]
@@ -179,7 +179,7 @@ class BugFixingEnvironment(ProgramEnvironment):
             [program(item, result.source, *result.tests)] if result and result.tests else []
             for item, result in zip(items, last, strict=True)
         ]
-        made: list[dict[str, Prompt]] = []
+        made: list[Prompts] = []
         for item, result, verdicts in zip(items, last, run_groups(self.runner.run_experiments, programs), strict=True):
             if result is None:
                 texts = {TESTER: tester_prompt(item), FIXER: fixer_prompt(item, alone)}
@@ -275,8 +275,8 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     they could compute the answer with code of their own, and they run in the process that judges. Of several tests
     with the same arguments only the first counts, because one of many guesses is right.
     """
-    tests: list[str] = []
-    calls: list[Any] = []
+    tests = []
+    calls = []
     for line in completion.splitlines() if len(completion) <= MAX_COMPLETION else ():
         try:
             test, call = read_test(line.strip(), entry_point)
@@ -313,7 +313,7 @@ def depth(node: ast.AST) -> int:
 
 def is_plain(test: ast.expr, entry_point: str) -> bool:
     """Returns whether a test has nothing but literals, comparisons, and calls of the function or of `ROUNDING`."""
-    names: set[ast.expr] = set()
+    names = set()
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names.add(node.func)

@@ -26,7 +26,7 @@ from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import parse_completion
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
-from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
@@ -225,7 +225,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         """Returns the names of each agent's methods, in the order of the roles."""
         return divide(item, len(self.roles), self.division)
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         division = dict(zip(self.roles, self.methods_of(item), strict=True))
         if not history:
             return {role: self.make_prompt(item, own, len(self.roles)) for role, own in division.items()}
@@ -296,7 +296,7 @@ def can_be_written(node: ast.AST) -> bool:
     Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
     hexadecimal number of more than 4,300 decimal digits.
     """
-    level: list[ast.AST] = [node]
+    level = [node]
     for _ in range(MAX_DEPTH):
         level = [child for parent in level for child in ast.iter_child_nodes(parent)]
     with contextlib.suppress(*PARSE_ERRORS):

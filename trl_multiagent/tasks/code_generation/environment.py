@@ -12,7 +12,15 @@ from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
-from trl_multiagent.environments.base import PASSED_HIDDEN, History, JointAction, Outcome, Prompt, scoring_context
+from trl_multiagent.environments.base import (
+    PASSED_HIDDEN,
+    History,
+    JointAction,
+    Outcome,
+    Prompt,
+    Prompts,
+    scoring_context,
+)
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.code_generation.expert import Expert, shorten
@@ -356,12 +364,12 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             **super().resume_settings(),
         }
 
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[dict[str, Prompt]]:
+    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         """
         Makes the prompts of a whole turn. The requests to an expert, for all branches, are sent at the same time.
         """
         later = [k for k, history in enumerate(histories) if history]
-        edits: dict[int, dict[str, str]] = {}
+        edits = {}
         if self.expert is not None and later:
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))

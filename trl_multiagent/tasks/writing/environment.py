@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts
 from trl_multiagent.environments.embedded import read_data
 
 
@@ -120,7 +120,7 @@ class WritingEnvironment(Environment):
             raise ValueError(f"`num_turns` is {num_turns}, but episodes of writing have one turn.")
         return 1
 
-    def prompts(self, item: dict, history: History) -> dict[str, Prompt]:
+    def prompts(self, item: dict, history: History) -> Prompts:
         return {**first_prompts(item["source"], self.kind, self.roles, self.brief)}
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

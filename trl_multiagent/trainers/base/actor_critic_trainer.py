@@ -17,11 +17,11 @@ from trl.trainer.utils import pad
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
-from trl_multiagent.rollout.tree import Node, acting
+from trl_multiagent.rollout.tree import Node, Trees, acting
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.batch import Batch, CriticTensors, critic_inputs
+from trl_multiagent.trainers.base.batch import Advantages, Batch, CriticTensors, critic_inputs
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -136,7 +136,7 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         return self._advantages.get(id(node), {})
 
-    def _judge(self, turns: list[list[Node]]) -> None:
+    def _judge(self, turns: Trees) -> None:
         critics = self.critics
         with fail_together(self.accelerator):
             self._rows = {name: self._critic_rows(name, turns) for name in critics.names}
@@ -149,7 +149,7 @@ class ActorCriticTrainer(RolloutTrainer):
             self._log_critic(name, [*chain.from_iterable(pairs)])
         self._compute_advantages(turns)
 
-    def _make_batches(self, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+    def _make_batches(self, turns: Trees, advantages: Advantages) -> list[Batch]:
         batches = super()._make_batches(turns, advantages)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
@@ -160,7 +160,7 @@ class ActorCriticTrainer(RolloutTrainer):
     def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
         return self._rows
 
-    def _critic_rows(self, critic: str, turns: list[list[Node]]) -> list[CriticRow]:
+    def _critic_rows(self, critic: str, turns: Trees) -> list[CriticRow]:
         """
         Returns the sequences that a critic reads, in an order in which the rows of a micro-batch begin alike, or, if
         they have little in common, need little padding.
@@ -216,7 +216,7 @@ class ActorCriticTrainer(RolloutTrainer):
             for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
-    def _compute_advantages(self, turns: list[list[Node]]) -> None:
+    def _compute_advantages(self, turns: Trees) -> None:
         """
         Computes the advantages of all completions, and logs their mean and deviation before they are standardized.
         """

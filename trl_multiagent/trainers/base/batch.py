@@ -17,11 +17,12 @@ from transformers import PreTrainedModel
 
 from trl_multiagent.models.packing import can_pack, pack, pack_ends, scored
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import Node, Samples, Trees
 
 
 T = TypeVar("T", bound="RowTensors")
 A = TypeVar("A", bound="AgentTensors")
+Advantages = list[list[dict[str, torch.Tensor]]]  # of each agent's completions at the nodes of each turn
 
 
 def move(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -103,7 +104,7 @@ class Row:
         return len(self.samples[role].completion_ids[self.sibling]) if role in self.samples else 0
 
 
-def collect_rows(turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Row]:
+def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
     """
     Collects the rows of a batch of trees, one per sibling of each node. Trees are sorted by length, so that a
     micro-batch needs little padding. Siblings are adjacent, and a node precedes the nodes that continue its prompt, so

@@ -32,7 +32,8 @@ from trl_multiagent.folders import ALARMS_FILE, naming, write_json, write_text
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.rollout.trace import TraceRow, item_id, trace_rows
-from trl_multiagent.rollout.tree import Node, acting, groups_of, known
+from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
+from trl_multiagent.trainers.base.batch import Advantages
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless, print_completions
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
@@ -154,7 +155,7 @@ class RolloutTotals:
 
 
 def rollout_totals(
-    turns: list[list[Node]],
+    turns: Trees,
     end_tokens: Mapping[str, Sequence[int]],
     scoring: dict[str, float],
     training: bool,
@@ -291,9 +292,7 @@ class Observer:
 
     # Rollouts
 
-    def rollout(
-        self, mode: str, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]] | None = None
-    ) -> None:
+    def rollout(self, mode: str, turns: Trees, advantages: Advantages | None = None) -> None:
         """Adds this process's trees to the next metrics, trace and completions. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, turns, self.reported), trainer._metrics[mode]
@@ -398,7 +397,7 @@ def sum_over_processes(accelerator: Accelerator, sums: Mapping[Any, torch.Tensor
 
 
 def add_task_metrics(
-    trainer: Any, mode: str, turns: list[list[Node]], reported: dict[str, list[float]] | None = None
+    trainer: Any, mode: str, turns: Trees, reported: dict[str, list[float]] | None = None
 ) -> RolloutTotals:
     """
     Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all

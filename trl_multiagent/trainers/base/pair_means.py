@@ -54,11 +54,9 @@ class PairMeansMixin(CommonTrainerMixin):
         self._eval_losses.append(torch.stack([sums.detach(), sizes]))
         return (sums / sizes.clamp(min=1)).sum()
 
-    def prediction_step(
-        self, model: torch.nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor | None, None, None]:
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         length = len(self.accelerator.gradient_state.active_dataloader.dataset)
-        return super().prediction_step(model, self._mark_repeated(inputs, length), True, ignore_keys)
+        return super().prediction_step(model, self._mark_repeated(inputs, length), True)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._eval_losses = []
@@ -97,6 +95,6 @@ class PairMeansMixin(CommonTrainerMixin):
         super()._load_process_state(state)
         self._total_train_tokens, self._sums = state["num_tokens"], state["sums"]
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log(logs, start_time)
+    def log(self, *args: Any) -> None:
+        super().log(*args)
         self._sums["train" if self.model.training else "eval"].clear()

@@ -94,7 +94,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
     > - `per_device_eval_batch_size`: Defaults to `items_per_device * num_generations`, whole items.
-    > - `bf16`: Defaults to `True` if the GPU supports bf16, else `False`.
+    > - `bf16`: Defaults to `True` if the hardware has products in bfloat16, else `False`.
     > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
 
@@ -261,7 +261,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.check_tree_size(self.num_agents)
         if self.branching == "episodes" and (self.handoff is not None or self.joint_mode == "cross"):
             raise ValueError(
-                "`branching: episodes` plays independent episodes: it goes neither with `handoff` nor with "
+                "`branching: episodes` plays independent episodes: it cannot be combined with `handoff` or "
                 "`joint_mode: cross`."
             )
         if self.on_cliff == "rollback" and self.save_strategy == "no":
@@ -288,7 +288,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_vllm(self) -> None:
         if self.devices is not None:
             raise ValueError(
-                "`devices` does not go with vLLM, whose engines would all be on the first GPU: leave one out."
+                "`devices` cannot be combined with vLLM, whose engines would all be on the first GPU: leave one out."
             )
         if not is_vllm_available():
             raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")

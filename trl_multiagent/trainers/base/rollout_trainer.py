@@ -21,9 +21,10 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import describe_environment
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
-from trl_multiagent.rollout.tree import Node, Samples, grow_trees, judge_nodes, play_episodes
+from trl_multiagent.rollout.tree import Node, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
+    Advantages,
     AgentTensors,
     Batch,
     Row,
@@ -79,7 +80,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.environment = environment
         self.env_step = 0  # joint actions scored in training, over all processes
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
-        self._turns: list[list[Node]] = []  # the nodes of the last batch, kept for failure reports
+        self._turns: Trees = []  # the nodes of the last batch, kept for failure reports
         self._prepare_team(team, args)
         if args.chat_template_kwargs is not None:  # saved with the team
             team.chat_template_kwargs = {role: {**args.chat_template_kwargs} for role in team.roles}
@@ -138,7 +139,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Methods that an algorithm defines
 
-    def advantages(self, turns: list[list[Node]]) -> list[list[dict[str, torch.Tensor]]]:
+    def advantages(self, turns: Trees) -> Advantages:
         """
         Computes [`~RolloutTrainer.node_advantages`] for the nodes of each turn. Override this if an advantage depends
         on other nodes.
@@ -215,7 +216,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Rollouts
 
-    def _play_trees(self, items: list[dict]) -> list[list[Node]]:
+    def _play_trees(self, items: list[dict]) -> Trees:
         args = self.args
         first, stream = self.accelerator.process_index * args.items_per_device, f"step {self.state.global_step}"
         return self._play(
@@ -232,13 +233,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             seed=f"{args.seed}/{stream}",
         )
 
-    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
         score = functools.partial(self._score, evaluation=True)
         return self._play(play_episodes, items, score, stream, first, num_episodes=num_episodes)
 
     def _play(
         self, function: Callable, items: list[dict], score: Callable, stream: str, first: int, **options: Any
-    ) -> list[list[Node]]:
+    ) -> Trees:
         """Plays with one of the functions of `rollout.tree`. `first`: the number of the first item."""
         self.observer.reported = {}
         options |= {"num_turns": self.args.num_turns, "discount": self.args.discount}
@@ -296,10 +297,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.observer.rollout("train", self._turns, advantages)
         return self._make_batches(self._turns, advantages)
 
-    def _judge(self, turns: list[list[Node]]) -> None:
+    def _judge(self, turns: Trees) -> None:
         """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
 
-    def _make_batches(self, turns: list[list[Node]], advantages: list[list[dict[str, torch.Tensor]]]) -> list[Batch]:
+    def _make_batches(self, turns: Trees, advantages: Advantages) -> list[Batch]:
         """
         Builds the micro-batches of an optimizer step. All processes have the same number of them, which is as small as
         `per_device_train_batch_size` allows.
@@ -371,13 +372,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Loss: one forward pass of the team, a loss per agent, one backward pass
 
-    def compute_loss(
-        self,
-        model: torch.nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def compute_loss(self, model: torch.nn.Module, inputs: Batch, *args: Any, **kwargs: Any) -> torch.Tensor:
         """
         Computes the sum of the losses of all trained agents, each with its router loss if it has one. If a loss is not
         finite, writes the completions to the output folder, and raises a `FloatingPointError`.
@@ -413,16 +408,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Returns the losses of the critics on a micro-batch, which are added to the agents' losses."""
         return {}
 
-    def training_step(
-        self, model: torch.nn.Module, inputs: list[dict], num_items_in_batch: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[dict], *args: Any) -> torch.Tensor:
         with self.observer.timed("step"):
             model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
             batch = self._prepare_inputs(inputs)
             if batch.agents:
-                loss = super().training_step(model, batch, num_items_in_batch)
+                loss = super().training_step(model, batch, *args)
             else:
                 self._step += 1
                 loss = torch.zeros((), device=self.accelerator.device)
@@ -437,13 +430,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Evaluation: samples episodes and computes no loss
 
-    def prediction_step(
-        self,
-        model: torch.nn.Module,
-        inputs: list[dict],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[None, None, None]:
+    def prediction_step(self, model: Any, inputs: list[dict], *args: Any, **kwargs: Any) -> tuple[None, None, None]:
         self.observer.rollout("eval", self._play_evaluation(inputs, self.num_generations_eval))
         return None, None, None
 
@@ -478,9 +465,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Logs
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, *args: Any) -> None:
         with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
-            super().log(logs, start_time)
+            super().log(*args)
         self.observer.show_completions()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

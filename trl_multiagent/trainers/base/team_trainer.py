@@ -51,7 +51,7 @@ from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Node, turns_of_episodes
+from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
@@ -87,9 +87,7 @@ class CommonTrainerMixin(CheckpointMixin):
         if config.data_seed is None:
             config.data_seed = self.args.seed
 
-    def _prepare_for_training(
-        self, max_steps: int, train_dataloader: DataLoader, resume_from_checkpoint: str | None
-    ) -> tuple[torch.nn.Module, DataLoader]:
+    def _prepare_for_training(self, *args: Any) -> tuple[torch.nn.Module, DataLoader]:
         if self.is_deepspeed_enabled and self.deepspeed is not None:  # a second training makes an engine of its own
             if self._was_given_optimizer:
                 raise ValueError("Under DeepSpeed, `optimizers` are for one training: make another trainer.")
@@ -97,7 +95,7 @@ class CommonTrainerMixin(CheckpointMixin):
         self._was_given_optimizer = self.optimizer is not None
         if self._was_given_optimizer and self.args.rounds_stochastically:
             raise ValueError("`bf16_stochastic_round` has no effect on the optimizer in `optimizers`: leave it out.")
-        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        return super()._prepare_for_training(*args)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         # Before a training there is no engine. transformers makes one for an evaluation only under ZeRO-3
@@ -245,7 +243,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
             stream = f"collaborate/{torch.randint(2**62, ())}"  # other draws at every call
             return turns_of_episodes(self._play_episodes(list(items), num_episodes, stream))
 
-    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> list[list[Node]]:
+    def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
         """
         Plays episodes without training on them. Returns the nodes of every turn. `first`: the number of the first
         item.
@@ -256,7 +254,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         self._num_evaluated = 0
         return super().evaluation_loop(*args, **kwargs)
 
-    def _play_evaluation(self, items: list[dict], copies: int = 1) -> list[list[Node]]:
+    def _play_evaluation(self, items: list[dict], copies: int = 1) -> Trees:
         """Plays an episode for each item of an evaluation's batch. The dataloader returns each item `copies` times."""
         first = self._num_evaluated + self.accelerator.process_index * len(items)
         self._num_evaluated += self.accelerator.num_processes * len(items)
@@ -292,19 +290,19 @@ class TeamTrainerMixin(CommonTrainerMixin):
             self._metrics["eval"].clear()
             self.team.train(training)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+    def log(self, *args: Any) -> None:
         # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
         if self._eval_prefix.startswith("eval_"):
             name = self._eval_prefix.removeprefix("eval_")
             named = {f"{name}_{key}": values for key, values in self._metrics["eval"].items()}
             self._metrics["eval"] = defaultdict(list, named)
         with temporarily_set(integration_utils, rewrite_logs=tracker_names):
-            super().log(logs, start_time)
+            super().log(*args)
 
     # Optimizer
 
-    def create_optimizer(self, model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-        optimizer = super().create_optimizer(model)
+    def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args)
         rates = self._learning_rates()
         if rates:
             owners = self._trained_parameters()
@@ -326,8 +324,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """Returns the trained parameters of each agent and of other trained parts, by name."""
         return {role: self.team.agent_parameters(role) for role in self.team.trained_roles}
 
-    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: float | torch.Tensor | None = None) -> Any:
-        total = super()._get_grad_norm(model, grad_norm)
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        total = super()._get_grad_norm(*args, **kwargs)
         if self.accelerator.distributed_type != DistributedType.DEEPSPEED:  # its engine does not expose the gradients
             # The gradients are already clipped: all were multiplied by one factor
             limit = self.args.max_grad_norm
@@ -424,8 +422,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
             self.team.save_pretrained(folder, state_dict)
             torch.save(self.args, folder / "training_args.bin")
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        self.team.load_weights(resume_from_checkpoint)
+    def _load_from_checkpoint(self, folder: str, *args: Any) -> None:
+        self.team.load_weights(folder)
 
     def _load_best_model(self) -> None:
         if self.is_deepspeed_enabled:

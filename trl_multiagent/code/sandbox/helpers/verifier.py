@@ -83,8 +83,8 @@ def evaluate(job: dict, config: dict) -> dict:
     Runs a program once, or once for each experiment until one has no effect. Returns the fields of `Verdict`; of
     several runs, those of the last one.
     """
-    result: dict = {}
-    effective: list[str] = []
+    result = {}
+    effective = []
     for experiment in job["experiments"] or [""]:
         evaluation = Evaluation(job | {"experiment": experiment}, config)
         result = evaluation.verdict()
