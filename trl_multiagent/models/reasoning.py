@@ -32,8 +32,8 @@ CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
-# Where tags are ordinary text: within quotation marks (begin, mark, end) on one line. Two marks with white space between
-# them may belong to two quotations, so these count only around a tag, and after the reasoning
+# Where tags are ordinary text: within quotation marks (begin, mark, end) on one line. Two marks with white space
+# between them may belong to two quotations, so these count only around a tag, and after the reasoning
 MARKS = [("(?<!`)`(?!`)", "`", "`(?!`)"), ("(?<!`)``(?!`)", "`", "``(?!`)"), ('"', '"', '"'), ("“", "“”", "”")]
 MARKS += [(r"(?:(?<!\w)|\b[bfru]{1,2})'", "'", r"'(?!\w)")]
 WORDS = "|".join(rf"{begin}[^{mark}\s]*{end}" for begin, mark, end in MARKS)
