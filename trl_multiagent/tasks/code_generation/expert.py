@@ -26,7 +26,6 @@ from trl_multiagent.endpoints import (
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.models.reasoning import split_reasoning
 from trl_multiagent.tasks.code_generation.reward import AUX, CodeResult
 
 
@@ -199,6 +198,8 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     Reads the edits of an answer, by role. They are in the last JSON object that has one of the roles, anywhere in the
     text after a reasoning. Roles without edits are missing. `main` may also be called by the entry point's name.
     """
+    from trl_multiagent.models.reasoning import split_reasoning  # `rewards` does without transformers
+
     edits: Edits = {}
     text = split_reasoning(text)[1][-MAX_ANSWER:]
     for match in re.finditer(r"\{", text):
