@@ -249,12 +249,14 @@ def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
     assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
 
 
+AGAIN = FunctionEnvironment(
+    {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
+)
+
+
 @pytest.mark.parametrize("family", REASONED)
 def test_the_template_drops_an_agents_past_reasoning(family):
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play(family, environment, num_turns=2)
+    _, prompts = play(family, AGAIN, num_turns=2)
     assert ANSWER in prompts[1]["a"] and THOUGHT not in prompts[1]["a"] and "< think" not in prompts[1]["a"]
 
 
@@ -323,10 +325,7 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
     for family, text in calls.items():
         turns, prompts = play(family, tool_workflow(Count, "Add. "), text=text, num_turns=2)
         assert turns[1][0].rewards == [6.0] and "Now 3" in prompts[1]["agent"]
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play("mistral", environment, text=CUT_OFF["mistral"], num_turns=2)
+    _, prompts = play("mistral", AGAIN, text=CUT_OFF["mistral"], num_turns=2)
     assert prompts[1]["a"] == "[INST]Question 1?[/INST] <eos>[INST]And now?[/INST]"
 
 
@@ -364,10 +363,7 @@ def test_only_special_tokens_and_role_lines_are_altered(family):
 
 def test_a_template_of_parts_gets_the_text():
     tokenizer = tokenizer_of("smolvlm")
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play("smolvlm", environment, text=ANSWER, num_turns=2)
+    _, prompts = play("smolvlm", AGAIN, text=ANSWER, num_turns=2)
     parts = [("user", "Question 1?"), ("assistant", ANSWER), ("user", "And now?")]
     messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in parts]
     assert [turn["a"] for turn in prompts] == [prompt_of(tokenizer, messages[:1]), prompt_of(tokenizer, messages)]
