@@ -62,7 +62,6 @@ agent_model.lora_r=8 use_peft
 agent_model.load_in_4bit=true Quantized
 agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
-agents=[demo] 1 entries for 2 agents
 peft.r=0 positive integer
 peft.bias=all `bias` of a LoRA adapter
 peft.target_modules=[q_proj,nosuch] no effect
@@ -121,7 +120,6 @@ iac critics=[a/b,c/d];iac.frozen_agents=[aux] 2 models for the critics ['main']
 maac critics=[a/b,c/d] 2 models for the critics ['central']
 maac maac.critic_form=head set `critic_form` to 'model'
 ac ac.num_agents=2 ac trains one agent; IAC trains several.
-grpo grpo.num_agents=2 grpo trains one agent
 maremax maremax.advantage_mode=mean 'mean'
 madpo madpo.num_turns=2 `madpo.num_turns`
 madpo madpo.preference_dataset=missing There are no preferences in missing
