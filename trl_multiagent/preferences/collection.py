@@ -352,8 +352,9 @@ def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) ->
         actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
         record[side] = []
         for index, reward, outcome in actions:
-            answers = {role: str(x) for role, x in node.texts(index).items() if x != x.full}
-            record[side].append(asdict(Candidate(node.completions(index), reward, outcome.metrics, by, answers)))
+            whole = node.completions(index)
+            answers = {role: str(answer) for role, answer in node.texts(index).items() if answer != whole[role]}
+            record[side].append(asdict(Candidate(whole, reward, outcome.metrics, by, answers)))
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
