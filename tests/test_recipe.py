@@ -327,6 +327,18 @@ def test_torch_dtype_is_what_is_computed_in(parse):
     recipe = parse({"agent_model": {"torch_dtype": "bfloat16"}, "peft": {"r": 4}}, "--use_cpu", "--bf16", "false")
     assert recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in float32"
     assert not recipe.notes
+    recipe = parse({"peft": {"r": 4}}, "--use_cpu", "--bf16")
+    assert recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in bfloat16"
+
+
+@pytest.mark.parametrize("has_products", [True, False])
+def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, has_products):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_products)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    computed = ("float32", "bfloat16")[has_products]
+    recipe = parse({"peft": {"r": 4}}, "--use_cpu")
+    assert recipe.form_in_words == f"LoRA of rank 4 in float32 on a {computed} base, computed in {computed}"
+    assert parse({}, "--use_cpu", "--bf16", "false").compute_dtype == "float32"
 
 
 @pytest.mark.parametrize(("words", "full"), [(["--help"], False), (["--help", "all"], True)])

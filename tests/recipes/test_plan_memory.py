@@ -94,7 +94,7 @@ def test_measured_peak_of_a_real_model(rows, measured):
     team = size(trained=9_768_960, base=134_515_008, largest=139_399_488, dimensions=config, prompt=52, common=34)
     options = {"num_turns": 2, "num_generations": 4, "items_per_device": 3, "per_device_train_batch_size": rows}
     options |= {"max_completion_length": 8, "gradient_checkpointing": False}
-    args = MAGRPOConfig("plan", use_cpu=True, report_to="none", **options)
+    args = MAGRPOConfig("plan", use_cpu=True, bf16=False, report_to="none", **options)
     of_phase = memory_parts(args, dataclasses.replace(team, acting=1), 0, 1)
     sums = {phase: sum(numbers.values()) / 1e9 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(0.922, rel=0.1)
@@ -126,7 +126,7 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "rewards.py").write_text("def zero(completions, **columns):\n    return [0.0 for _ in completions]\n")
     settings = {"agent_model": {"name": "model"}, "dataset": {"name": "rows.jsonl"}}
     settings |= {"prompts": {"aux": "Task {x}:", "main": "{x}"}, "reward_funcs": ["rewards.zero"]}
-    settings |= {"magrpo": {"max_completion_length": 6, "use_cpu": True}}
+    settings |= {"magrpo": {"max_completion_length": 6, "use_cpu": True, "bf16": False}}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
     monkeypatch.syspath_prepend(str(tmp_path))
 

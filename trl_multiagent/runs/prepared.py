@@ -110,7 +110,8 @@ class PreparedRun(Settings):
         """The form of the team and its data types, for a plan."""
         weights = f"{self.dtype} weights"
         if self.peft_config is not None:
-            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {self.loader.base_dtype} base"
+            base = self.loader.base_dtype(self.compute_dtype)
+            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
         form = ", one model for all" if self.agent_model.share_weights else ""
         return f"{weights}, computed in {self.compute_dtype}{form}"
 

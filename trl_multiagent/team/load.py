@@ -36,9 +36,15 @@ class TeamLoader:
     # More arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    def base_dtype(self, compute_dtype: str) -> str:
+        """
+        Data type of the base of a LoRA team to train. Autocast would cast a base in float32 again at every token.
+        """
+        return self.torch_dtype or ("bfloat16" if compute_dtype == "bfloat16" else "float32")
+
     @property
-    def base_dtype(self) -> str:
-        """Data type of the base of a LoRA team, and of a team that only samples: bfloat16 on a GPU that has it."""
+    def sampling_dtype(self) -> str:
+        """Data type of a team that only samples: bfloat16 on a GPU that has it."""
         has_bf16 = PartialState().device.type != "cpu" and is_torch_bf16_gpu_available()
         return self.torch_dtype or ("bfloat16" if has_bf16 else "float32")
 
@@ -50,7 +56,7 @@ class TeamLoader:
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
-            return self._make(roles, seed=seed, base_dtype=self.base_dtype, **arguments)
+            return self._make(roles, seed=seed, base_dtype=self.base_dtype(compute_dtype), **arguments)
 
     def saved(self, folder: str) -> "TeamLoader":
         """Returns the loader of a saved team, which keeps its form."""
@@ -58,7 +64,7 @@ class TeamLoader:
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
-        dtype = self.base_dtype
+        dtype = self.sampling_dtype
         return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
@@ -66,7 +72,7 @@ class TeamLoader:
         Loads another team on the device of this process, see [`load_player`]. That team decides on adapters and shared
         weights.
         """
-        dtype = self.base_dtype
+        dtype = self.sampling_dtype
         with one_line(f"the team cannot be loaded from {names!r}"):
             models = build(names, self.builders)
             return self._place(load_player(models, roles, dtype=dtype, **self._quantization(dtype), **self.arguments))

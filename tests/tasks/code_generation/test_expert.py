@@ -63,6 +63,7 @@ def test_the_expert_sees_problem_and_code_and_no_test():
     [
         ('Sure!\n```json\n{"aux": "a",\n "main": "m"}\n```\nDone {x}.', {"aux": "a", "main": "m"}),
         ('<think>{"aux": "no", "main": "no"}</think>{"aux": "a", "main": "m"}', {"aux": "a", "main": "m"}),
+        ('<think>A draft: {"aux": "no", "main": "no"}', {}),
         ('{"edits": {"aux": "a", "main": "m"}}', {"aux": "a", "main": "m"}),
         ('{"aux": "a", "solve": "m"}', {"aux": "a", "main": "m"}),
         ('{"aux": 3, "main": true}', {}),

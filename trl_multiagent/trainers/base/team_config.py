@@ -21,6 +21,13 @@ from trl_multiagent.limits import setting
 logger = logging.get_logger(__name__)
 
 
+def has_bf16_products(on_cpu: bool) -> bool:
+    """Returns whether products in bfloat16 are quicker than in float32: with AVX-512 BF16 or AMX, or on a GPU."""
+    if on_cpu:
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return is_torch_bf16_gpu_available()
+
+
 # Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration
 # among the bases
 Base: Any = object
@@ -47,7 +54,7 @@ class CommonConfig(Base):
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:
-            self.bf16: bool | None = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
+            self.bf16: bool | None = not self.fp16 and has_bf16_products(self.use_cpu)
         super().__post_init__()
         self.get_process_log_level()  # raises an error for unknown levels
         self._check_combinations()
