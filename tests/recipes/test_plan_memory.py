@@ -142,14 +142,15 @@ def test_counts_are_those_of_the_teams(files):
     assert full.packs and not counted("magrpo.max_completion_length=5000").packs
     assert (full.trained, full.frozen, full.largest) == (2 * number, 2 * number, number)  # with references
     assert (full.prompt, full.common, full.acting) == (len("Task 1234:"), len("Task 1"), 2)
-    assert counted("agent_model.share_weights=true").trained == number
+    shared = counted("agent_model.share_weights=true")
+    assert (shared.trained, shared.joint, full.joint) == (number, 2, 1)
     frozen = counted("magrpo.frozen_agents=[aux]")
     assert (frozen.trained, frozen.frozen) == (number, number)
     lora = counted("peft.r=4", "agent_model.torch_dtype=bfloat16", "magrpo.beta=0.1")
     recipe = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", "peft.r=4"])
     team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
     assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
-    assert (lora.base, lora.base_bytes, lora.frozen) == (number, 2.0, lora.trained)
+    assert (lora.base, lora.base_bytes, lora.frozen, lora.joint) == (number, 2.0, lora.trained, 2)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)

@@ -286,7 +286,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         dimensions=text,
         **prompts,
         agents=len(roles),
-        joint=measured["acting"] if len(bases) == 1 or len(own) < len(roles) else 1,
+        joint=prompts["acting"] if len(bases) == 1 or len(own) < len(roles) else 1,
         packs=not has_router_loss and can_pack(model, longest),
     )
 
