@@ -12,15 +12,19 @@ from pairs import pair_trainer
 from transformers import AddedToken
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
+from trl.rewards import think_format_reward
 from trl.trainer import dpo_trainer
 
 from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
     FunctionSeat,
+    JointRewardConfig,
+    JointRewardTrainer,
     MAGRPOConfig,
     SeatedEnvironment,
     TeamSeat,
+    role_reward,
     workflow,
 )
 from trl_multiagent.environments.task_errors import UnavailableError
@@ -249,12 +253,26 @@ def test_others_and_rewards_get_the_answer_and_the_trace_the_whole_text(family):
     assert all(THOUGHT in row[f"completion/{role}"] for row, role in zip(rows, "ab", strict=True))
 
 
+def test_rewards_of_trl_that_look_for_the_reasoning_get_it():
+    seen = []
+
+    def other(completions, **kwargs):
+        seen.extend(completions)
+        return [0.0] * len(completions)
+
+    functions = [role_reward("a", think_format_reward), role_reward("a", other)]
+    turns, _ = play("qwen3", FunctionEnvironment({"a": "Question {x}?"}, functions))
+    assert turns[0][0].rewards == [1.0] and seen == [ANSWER]
+
+
+AGAIN = FunctionEnvironment(
+    {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
+)
+
+
 @pytest.mark.parametrize("family", REASONED)
 def test_the_template_drops_an_agents_past_reasoning(family):
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play(family, environment, num_turns=2)
+    _, prompts = play(family, AGAIN, num_turns=2)
     assert ANSWER in prompts[1]["a"] and THOUGHT not in prompts[1]["a"] and "< think" not in prompts[1]["a"]
 
 
@@ -263,8 +281,11 @@ ANSWERS = [
     "Remove it with `re.sub(r'<think>.*?</think>', '', text)`.",
     "```python\nPROMPT = '''\n<think>\n{x}\n</think>\n'''\n```\nDone.",
     'y = f"{thought}</think>{answer}"',
+    'It is 5" wide, and the dogs\' "bowl".',
+    "'Tis so: text.split('</think>')[-1]",
 ]
 THOUGHTS = [THOUGHT, 'Say "42"', "I may end with `</think>`.", "A draft: ```python\nx = 1"]
+THOUGHTS += ['A pipe of 5"', "'Tis `text.split('</think>')`"]
 FORMS = {
     "qwen3": "<think>\n{}\n</think>\n\n{}",
     "qwen3_8": "{}\n</think>\n\n{}",  # keeps past reasoning
@@ -323,10 +344,7 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
     for family, text in calls.items():
         turns, prompts = play(family, tool_workflow(Count, "Add. "), text=text, num_turns=2)
         assert turns[1][0].rewards == [6.0] and "Now 3" in prompts[1]["agent"]
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play("mistral", environment, text=CUT_OFF["mistral"], num_turns=2)
+    _, prompts = play("mistral", AGAIN, text=CUT_OFF["mistral"], num_turns=2)
     assert prompts[1]["a"] == "[INST]Question 1?[/INST] <eos>[INST]And now?[/INST]"
 
 
@@ -364,10 +382,7 @@ def test_only_special_tokens_and_role_lines_are_altered(family):
 
 def test_a_template_of_parts_gets_the_text():
     tokenizer = tokenizer_of("smolvlm")
-    environment = FunctionEnvironment(
-        {"a": "Question {x}?"}, lambda completions, **kwargs: [0.0], transition=lambda item, history: {"a": "And now?"}
-    )
-    _, prompts = play("smolvlm", environment, text=ANSWER, num_turns=2)
+    _, prompts = play("smolvlm", AGAIN, text=ANSWER, num_turns=2)
     parts = [("user", "Question 1?"), ("assistant", ANSWER), ("user", "And now?")]
     messages = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in parts]
     assert [turn["a"] for turn in prompts] == [prompt_of(tokenizer, messages[:1]), prompt_of(tokenizer, messages)]
@@ -462,7 +477,38 @@ def test_arguments_of_a_wrong_type_get_one_line():
         TeamSampler(team, None).prompts("a", [node])
 
 
-EFFORT = "{% for m in messages %}{{ m.content }}{% endfor %}[{{ effort | default('none') }}]"
+def test_a_joint_reward_model_is_trained_on_what_it_scores(tmp_path, tiny_model, monkeypatch):
+    """The answers: collected preferences have them beside completions with a reasoning."""
+    tokenizer, scored = tokenizer_of("qwen3"), []
+
+    def longest(completions, **columns):
+        scored.extend(x["b"] for x in completions)
+        return [float(len(x["b"])) for x in completions]
+
+    def generate(self, turn):
+        texts = [REASONED["qwen3"], CUT_OFF["qwen3"], ANSWER]
+        ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return {role: [Completions([*ids]) for _ in prompts] for role, prompts in turn.prompt_ids.items()}
+
+    monkeypatch.setattr(TransformersGenerator, "generate", generate)
+    team = AgentTeam({role: tiny_llama() for role in "ab"}, dict.fromkeys("ab", tokenizer))
+    team.reasoning["a"] = "keep"
+    environment = FunctionEnvironment({"a": "What is {x}?", "b": "{x}?"}, longest)
+    config = PreferenceConfig(str(tmp_path / "pairs"), preference_num_candidates=3, max_completion_length=80)
+    pairs = collect_preferences(team, environment, Dataset.from_list([{"x": "1"}]), config)
+    assert {*scored} == {ANSWER, ""} and {*pairs["b_chosen_answer"]} == {ANSWER, None}
+    assert not any(name.startswith("a_") and name.endswith("_answer") for name in pairs.column_names)
+    args = JointRewardConfig(str(tmp_path / "judge"), report_to="none", use_cpu=True, eval_fraction=0.0)
+    trainer = JointRewardTrainer(tiny_model, args, pairs, roles=["a", "b"])
+    for row, written in zip(pairs, trainer.train_dataset, strict=True):
+        for name in ("chosen", "rejected"):
+            (prompt, a), (other, b) = ((row[f"{role}_prompt"], row[f"{role}_{name}"][0]["content"]) for role in "ab")
+            answer = ANSWER if b == REASONED["qwen3"] else "" if b == CUT_OFF["qwen3"] else b
+            text = trainer.joint_text.text({"a": prompt, "b": other}, {"a": a, "b": answer})
+            assert trainer.processing_class.decode(written[f"{name}_ids"]).startswith(text)
+
+
+EFFORT = "{% for m in messages %}{{ m.content }}{% endfor %}[{{ '' + effort }}]"  # needs the argument
 
 
 def test_a_team_gets_the_arguments_of_its_training_wherever_it_plays(tmp_path, monkeypatch):

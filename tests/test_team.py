@@ -209,13 +209,13 @@ def test_a_lora_team_saves_only_its_adapters(tmp_path):
         assert len(saved) == len(team.agent_parameters(role)) and all("lora_" in name for name in saved)
 
 
-def dialogue(*roles):
+def again(item, history):
     """Each agent reads the reward of the last turn."""
+    return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in ("aux", "main")}
 
-    def again(item, history):
-        return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in roles}
 
-    return FunctionEnvironment({role: f"{role}: {{prompt}}" for role in roles}, count_reward, transition=again)
+FIRST = {role: f"{role}: {{prompt}}" for role in ("aux", "main")}
+DIALOGUE = FunctionEnvironment(FIRST, count_reward, transition=again)
 
 
 def check_answers(team, turns):
@@ -234,20 +234,19 @@ def check_answers(team, turns):
 @pytest.mark.parametrize("form", ["full", "shared", "mixed"])
 def test_collaborate_plays_an_episode(form):
     team = team_of(form)
-    environment = dialogue("aux", "main")
     item = {"prompt": "Go.", "extra": 3}
-    turns = team.collaborate(item, environment, num_turns=2, do_sample=False, max_new_tokens=6)
+    turns = team.collaborate(item, DIALOGUE, num_turns=2, do_sample=False, max_new_tokens=6)
     assert [set(turn.joint_action) for turn in turns] == [{"aux", "main"}] * 2
     check_answers(team, turns)
     assert turns[1].outcome.reward == count_reward([turns[1].joint_action])[0]
 
 
 def test_collaborate_with_stop_strings():
-    team, environment = tiny_team(), dialogue("aux", "main")
+    team = tiny_team()
 
     def answers(strings):
         torch.manual_seed(0)
-        (turn,) = team.collaborate({"prompt": "Go."}, environment, max_new_tokens=40, stop_strings=strings)
+        (turn,) = team.collaborate({"prompt": "Go."}, DIALOGUE, max_new_tokens=40, stop_strings=strings)
         return turn.joint_action
 
     whole = answers(None)
@@ -269,31 +268,29 @@ def test_collaborate_with_agents_that_do_not_act():
 
 
 def test_collaborate_on_a_text():
-    environment = dialogue("aux", "main")
-    (turn,) = tiny_team().collaborate("Go.", environment, max_new_tokens=4)
+    (turn,) = tiny_team().collaborate("Go.", DIALOGUE, max_new_tokens=4)
     assert turn.prompts["aux"] == "aux: Go." and turn.outcome is None
     with pytest.raises(ValueError, match="needs a whole item"):
-        tiny_team().collaborate("Go.", environment, num_turns=2)
+        tiny_team().collaborate("Go.", DIALOGUE, num_turns=2)
     with pytest.raises(ValueError, match=r"roles \['solo'\], the environment \['aux', 'main'\]"):
-        tiny_team(("solo",)).collaborate("Go.", environment)
+        tiny_team(("solo",)).collaborate("Go.", DIALOGUE)
 
 
 def test_collaborate_on_many_items():
     team = tiny_team()
-    environment = dialogue("aux", "main")
     items = [{"prompt": text} for text in ("Go.", "Stop here.", "", "Go.")]
     settings = {"num_turns": 2, "temperature": 0, "max_new_tokens": 6}
-    alone = [team.collaborate(item, environment, **settings) for item in items]
+    alone = [team.collaborate(item, DIALOGUE, **settings) for item in items]
     calls = []
     for agent in team.agents.values():
         agent.register_forward_pre_hook(lambda *_: calls.append(0))
     for given in (items, (item for item in items), Dataset.from_list(items)):
         calls.clear()
-        assert team.collaborate(given, environment, **settings) == alone
+        assert team.collaborate(given, DIALOGUE, **settings) == alone
         assert len(calls) <= 2 * 2 * 7  # two turns of two agents: a prompt and six tokens each
-    assert team.collaborate(items, environment, generation_token_budget=1, **settings) == alone
-    assert team.collaborate([], environment) == []
-    texts = team.collaborate(["Go.", "Stop here."], environment, temperature=0, max_new_tokens=6)
+    assert team.collaborate(items, DIALOGUE, generation_token_budget=1, **settings) == alone
+    assert team.collaborate([], DIALOGUE) == []
+    texts = team.collaborate(["Go.", "Stop here."], DIALOGUE, temperature=0, max_new_tokens=6)
     for (turn,), turns in zip(texts, alone, strict=False):
         assert (turn.joint_action, turn.outcome) == (turns[0].joint_action, None)
 
@@ -312,9 +309,8 @@ def test_collaborate_on_many_items():
 )
 def test_collaborate_refuses(arguments, message):
     team = tiny_team()
-    environment = dialogue("aux", "main")
     with pytest.raises((TypeError, ValueError), match=message) as error:
-        team.collaborate(**{"item": {"prompt": "Go."}, "environment": environment, **arguments})
+        team.collaborate(**{"item": {"prompt": "Go."}, "environment": DIALOGUE, **arguments})
     assert "\n" not in str(error.value)
     assert team.training
 
@@ -322,8 +318,7 @@ def test_collaborate_refuses(arguments, message):
 def test_collaborate_as_chat():
     template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<assistant>"
     team = tiny_team(chat_template=template)
-    environment = dialogue("aux", "main")
-    chat = team.collaborate("Go.", environment, do_sample=False, max_new_tokens=6)[0].joint_action["main"]
+    chat = team.collaborate("Go.", DIALOGUE, do_sample=False, max_new_tokens=6)[0].joint_action["main"]
     ids = team.tokenizers["main"]("<user>main: Go.<assistant>", return_tensors="pt")["input_ids"]
     greedy = team.agents["main"].generate(ids, do_sample=False, max_new_tokens=6)[0, ids.size(1) :]
     assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)

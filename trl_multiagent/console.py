@@ -23,7 +23,9 @@ def quiet_libraries() -> None:
     # TRL's own default is the deprecated name
     warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)
     # `accelerate launch` lists the flags that were left out. Their defaults are right
-    logging.getLogger("accelerate.commands.launch").addFilter(is_no_list_of_defaults)
+    logging.getLogger("accelerate.commands.launch").addFilter(
+        lambda record: "had defaults used instead" not in str(record.msg)
+    )
 
 
 def hide_progress_bars() -> None:
@@ -36,10 +38,6 @@ def hide_progress_bars() -> None:
 
     datasets.disable_progress_bars()
     transformers_logging.disable_progress_bar()  # including the bars of the Hub's client
-
-
-def is_no_list_of_defaults(record: logging.LogRecord) -> bool:
-    return "had defaults used instead" not in str(record.msg)
 
 
 def printable(text: str) -> str:

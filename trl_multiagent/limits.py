@@ -175,6 +175,8 @@ def limits_of(field: Any, hint: Any) -> dict[str, Any]:
         return field.limits
     if field.name in INHERITED:
         return INHERITED[field.name]
+    if "choices" in field.metadata:  # of transformers
+        return {"choices": tuple(field.metadata["choices"])}
     is_negative = isinstance(field.default, int | float) and field.default < 0
     is_count = hint in (int | None, int | str | None)
     return {} if is_negative else {"gt" if is_count else "ge": 0}

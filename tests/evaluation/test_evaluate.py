@@ -346,7 +346,7 @@ def test_answers_without_a_reward(runs, tmp_path, capsys):
     assert "NaN" not in (tmp_path / "results" / "evaluation.json").read_text()
 
 
-def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
+def test_episodes_in_which_roles_do_not_act(runs, tmp_path):
     """
     Of several lengths, with rewards per role, for teams, baselines, teams without an agent, and teams of agents of two
     runs.
@@ -380,7 +380,6 @@ def test_episodes_in_which_roles_do_not_act(runs, tmp_path, capsys):
             assert turn["prompts"].get("main", "").startswith("The answer of aux") == (len(turn["prompts"]) == 2)
     evaluate(runs / "plain", runs / "small", *common, tmp_path / "crossed", task=task, cross_play=True)
     assert transcripts(tmp_path / "crossed") == records
-    capsys.readouterr()
 
 
 def test_roles_that_have_rewards_of_their_own_at_the_end_alone():

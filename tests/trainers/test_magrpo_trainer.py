@@ -461,7 +461,6 @@ def test_config_sizes():
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"max_steps": 0}, "`max_steps` is 0"),
         ({"max_steps": -5}, "`max_steps` is -5; it must be at least -1"),
-        ({"report_to": "tensorbord"}, "`report_to` has 'tensorbord'; it must be none, all, or some of azure_ml"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}
             | {"eval_strategy": "steps", "save_strategy": "steps", "metric_for_best_model": "reward"},

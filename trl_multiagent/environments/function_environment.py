@@ -45,6 +45,8 @@ from trl_multiagent.environments.task_errors import (
 
 RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
 
+READ_REASONING = ("think_format_reward", "reasoning_accuracy_reward")  # functions of TRL
+
 
 class FunctionEnvironment(Environment):
     """
@@ -417,6 +419,8 @@ class RoleReward:
             return [None] * number
         own_prompts = [prompts[k][self.role] for k in scored]
         own_completions = [completions[k][self.role] for k in scored]
+        if self._is_of_trl and unwrapped(self.function).__name__ in READ_REASONING:
+            own_completions = [getattr(completion, "full", completion) for completion in own_completions]
         if self._reads_messages(own_prompts):
             own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
             own_completions = [as_messages(completion, "assistant") for completion in own_completions]
@@ -438,12 +442,18 @@ class RoleReward:
 
         return spread_later() if inspect.isawaitable(rewards) else spread(rewards)
 
+    @property
+    def _is_of_trl(self) -> bool:
+        module = inspect.getmodule(unwrapped(self.function))
+        return module is not None and module.__name__.startswith("trl.rewards")
+
     def _reads_messages(self, prompts: list) -> bool:
         if self.conversational is not None:
             return self.conversational
-        module = inspect.getmodule(unwrapped(self.function))
-        is_trl = module is not None and module.__name__.startswith("trl.rewards")  # these read messages only
-        return is_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+        # TRL's functions read messages only
+        return (
+            self._is_of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
+        )
 
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
@@ -457,7 +467,8 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
         role (`str`): The agent.
         function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
             `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's
-            prompts, completions and `completion_ids`.
+            prompts, completions and `completion_ids`. Completions are answers without their reasoning, except for
+            those functions of TRL that look for the reasoning.
         conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By
             default it does if the agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's
             own functions always get messages.

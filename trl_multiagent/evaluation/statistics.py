@@ -7,6 +7,7 @@ interval. Several teams widen both by the variation between teams, see [`estimat
 
 import functools
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,10 +148,8 @@ def bounded_intervals(
 
 def nan_mean(values: np.ndarray, axis: int) -> np.ndarray:
     """Computes the means of the values that are not NaN, or NaN if there are none."""
-    is_there = ~np.isnan(values)
-    counts = is_there.sum(axis=axis)
-    sums = np.where(is_there, values, 0.0).sum(axis=axis)
-    return np.divide(sums, counts, out=np.full(np.shape(sums), np.nan), where=counts > 0)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        return np.nanmean(values, axis=axis)
 
 
 def welch_interval(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:

@@ -32,11 +32,12 @@ CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
-# Where tags are ordinary text
-QUOTED = (
-    r"""(?<!`)(?P<ticks>`{1,2})(?!`)[^`\n]+(?P=ticks)(?!`)|"[^"\n]*"|“[^”\n]*”"""
-    r"""|(?:(?<!\w)|\b[bfru]{1,2})'[^'\n]*'(?!\w)"""
-)
+# Where tags are ordinary text: within quotation marks (begin, mark, end) on one line. Two marks with white space
+# between them may belong to two quotations, so these count only around a tag, and after the reasoning
+MARKS = [("(?<!`)`(?!`)", "`", "`(?!`)"), ("(?<!`)``(?!`)", "`", "``(?!`)"), ('"', '"', '"'), ("“", "“”", "”")]
+MARKS += [(r"(?:(?<!\w)|\b[bfru]{1,2})'", "'", r"'(?!\w)")]
+WORDS = "|".join(rf"{begin}[^{mark}\s]*{end}" for begin, mark, end in MARKS)
+PHRASES = "|".join(rf"{begin}[^{mark}\n]*</?think>[^{mark}\n]*{end}" for begin, mark, end in MARKS)
 CODE = r"```[^\n`]*\n(?:(?!```)[\s\S])*^[ \t]*```[ \t]*$"
 
 
@@ -162,9 +163,9 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
     no answer.
     """
     begin, end = map(re.escape, tags)
-    quoted, code = (QUOTED, CODE) if tags[0] == BEGIN else ("(?!)", "(?!)")
-    inside = re.compile(f"{quoted}|(?P<end>{end})")
-    outside = re.compile(f"{code}|{quoted}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
+    words, others = (WORDS, f"{CODE}|{WORDS}|{PHRASES}") if tags[0] == BEGIN else ("(?!)", "(?!)")
+    inside = re.compile(f"{words}|(?P<end>{end})")
+    outside = re.compile(f"{others}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
     place, last, is_open = 0, None, opened
     while match := (inside if is_open else outside).search(text, place):
         place = match.end()

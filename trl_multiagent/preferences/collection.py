@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,13 +59,14 @@ from trl_multiagent.preferences.rows import (
     ITEM_ID,
     REJECTED_BY,
     ROUND,
+    answer_columns,
     check_preferences,
     check_prompt,
     make_row,
     text_columns,
 )
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.sampler import render_chat
+from trl_multiagent.rollout.sampler import TeamSampler, render_chat
 from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
@@ -93,6 +94,7 @@ models.
 | `chosen_reward`, `rejected_reward` | the joint rewards |
 | `chosen_by`, `rejected_by` | the policies that sampled the answers |
 | `chosen_<name>`, `rejected_<name>` | components of the rewards |
+| `<role>_chosen_answer`, `<role>_rejected_answer` | the answer, if the role reasons before it |
 
 ```python
 from trl_multiagent.preferences import load_preferences
@@ -283,11 +285,11 @@ class _Collection:
 
     def _prompts(self, node: Node) -> dict[str, Any]:
         """Returns the prompt of each role in the form in which the agent saw it: a text or chat messages."""
-        prompts = {}
+        prompts, sampler = {}, TeamSampler(self.team, cast(Any, None))
         for role in self.team.roles:
-            tokenizer = self.team.tokenizers[role]
+            tokenizer, kwargs = self.team.tokenizers[role], sampler.template_kwargs(role)
             as_chat = uses_chat_template(tokenizer, self.config.use_chat_template)
-            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer)) if as_chat else None
+            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer, **kwargs)) if as_chat else None
             prompt = whole_prompt(role, (), node.prompts[role], as_chat, markers=markers)
             if not isinstance(prompt, str):  # all rows have the same form, so other keys of messages are left out
                 prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
@@ -336,6 +338,8 @@ class _Collection:
             for name, value in candidate.metrics.items():
                 column = f"{side}_{name}"
                 row[column if column not in row else f"{side}_metric_{name}"] = value
+        for k, candidate in enumerate((chosen, rejected)):
+            row |= {answer_columns(role)[k]: answer for role, answer in candidate.answers.items()}
         return row
 
 
@@ -346,10 +350,11 @@ def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) ->
     """
     for record, node in zip(records, nodes, strict=True):
         actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
-        record[side] = [
-            asdict(Candidate(node.completions(index), reward, outcome.metrics, by))
-            for index, reward, outcome in actions
-        ]
+        record[side] = []
+        for index, reward, outcome in actions:
+            whole = node.completions(index)
+            answers = {role: str(answer) for role, answer in node.texts(index).items() if answer != whole[role]}
+            record[side].append(asdict(Candidate(whole, reward, outcome.metrics, by, answers)))
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
@@ -363,6 +368,8 @@ def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: d
     for role in roles:
         features |= dict.fromkeys(text_columns(role), Value("string") if isinstance(prompts[role], str) else messages)
     features |= dict.fromkeys((ITEM_ID, CHOSEN_BY, REJECTED_BY), Value("string")) | {ROUND: Value("int64")}
+    answers = {column for role in roles for column in answer_columns(role)}
+    features |= {name: Value("string") for row in rows for name in row if name in answers}
     features |= {name: Value("float64") for row in rows for name in row if name not in features}
     columns = {name: [row.get(name) for row in rows] for name in features}
     return Dataset.from_dict(columns, features=Features(features))

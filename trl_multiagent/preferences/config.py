@@ -122,11 +122,6 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         return {"max_new_tokens": self.max_completion_length, "disable_compile": True, **kwargs}
 
     @property
-    def candidates_per_item(self) -> int:
-        """Number of joint answers that are sampled and scored per item, including the comparator's."""
-        return self.preference_num_candidates + self.num_comparator_candidates
-
-    @property
     def num_comparator_candidates(self) -> int:
         if self.comparator_policy is None:
             return 0

@@ -21,6 +21,7 @@ class Candidate:
     reward: float  # the joint reward
     metrics: dict[str, Any] = field(default_factory=dict)  # the components of the reward
     by: str = "current"  # the policy that sampled it
+    answers: dict[str, str] = field(default_factory=dict)  # of roles whose completions have a reasoning before them
 
     @property
     def key(self) -> tuple[str, ...]:

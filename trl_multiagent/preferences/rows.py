@@ -11,6 +11,7 @@ The other columns are optional:
 | `chosen_<metric>`, `rejected_<metric>` | components of the rewards |
 | `item_id`, `round` | the item, and the round of collection |
 | `chosen_by`, `rejected_by` | the policy that sampled the answer |
+| `r_chosen_answer`, `r_rejected_answer` | the answer, if the completion has a reasoning before it |
 """
 
 import contextlib
@@ -31,6 +32,11 @@ Messages = list[dict[str, Any]]
 def text_columns(role: str) -> tuple[str, str, str]:
     """Returns the columns of a role's prompt, chosen answer and rejected answer."""
     return f"{role}_prompt", f"{role}_chosen", f"{role}_rejected"
+
+
+def answer_columns(role: str) -> tuple[str, str]:
+    """Returns the columns of a role's chosen and rejected answers without their reasoning."""
+    return f"{role}_chosen_answer", f"{role}_rejected_answer"
 
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:

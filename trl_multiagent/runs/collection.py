@@ -100,7 +100,8 @@ def cost(config: PreferenceConfig, environment: Environment, load_items: Callabl
     """
     from trl_multiagent.runs.plan import count
 
-    roles, policy, candidates = environment.roles, config.comparator_policy, config.candidates_per_item
+    roles, policy = environment.roles, config.comparator_policy
+    candidates = config.preference_num_candidates + config.num_comparator_candidates
     lines = {
         "comparator": f"{policy or 'none'}, {count(config.num_comparator_candidates, 'candidate')} per item",
         "candidates": f"{candidates} per item, each of {count(len(roles), 'completion')}",

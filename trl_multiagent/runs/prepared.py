@@ -203,13 +203,6 @@ class PreparedRun(Settings):
         team.freeze(self.training_args.frozen_agents or ())
         return team
 
-    def check_checkpoint(self, folder: str, environment: Environment, train_dataset: Dataset) -> None:
-        """
-        Raises `ValueError` if the checkpoint to resume belongs to another run. The trainer compares its checksums.
-        """
-        here = self.describe(environment, train_dataset, self.outline(environment.roles))
-        check_changes(folder, differences(read_checkpoint(folder)["settings"], here), self.training_args)
-
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
         """Returns the settings that a checkpoint and all processes of the run must share."""
         args = self.training_args
@@ -376,7 +369,9 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
         if checkpoint is not None and ALGORITHMS[run.algorithm].run == ROLLOUTS:
-            run.check_checkpoint(checkpoint, environment, train_dataset)
+            here = run.describe(environment, train_dataset, run.outline(environment.roles))
+            changes = differences(read_checkpoint(checkpoint)["settings"], here)
+            check_changes(checkpoint, changes, run.training_args)  # the trainer compares the checksums
         elif checkpoint is not None and run.extras.resume_from_checkpoint != AUTO:
             read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
         if state.is_main_process:

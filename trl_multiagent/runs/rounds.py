@@ -35,7 +35,14 @@ from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
-from trl_multiagent.preferences.rows import CHOSEN_REWARD, ITEM_ID, REJECTED_REWARD, ROUND, text_columns
+from trl_multiagent.preferences.rows import (
+    CHOSEN_REWARD,
+    ITEM_ID,
+    REJECTED_REWARD,
+    ROUND,
+    answer_columns,
+    text_columns,
+)
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
@@ -323,10 +330,12 @@ def replayed(run: PreferenceRun, number: int, preferences: Dataset) -> Dataset:
     drawn = replay([len(dataset) for dataset in rounds], run.replay, run.preferences.seed)
     if not drawn:
         return preferences.select([])
-    columns = [column for role in run.roles for column in text_columns(role)]
+    columns = [column for role in run.roles for column in (*text_columns(role), *answer_columns(role))]
     columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
     starts = [0, *accumulate(map(len, rounds))]
-    everything = concatenate_datasets([dataset.select_columns(columns) for dataset in rounds if len(dataset) > 0])
+    everything = concatenate_datasets(
+        [x.select_columns([name for name in columns if name in x.column_names]) for x in rounds if len(x) > 0]
+    )
     return everything.select([starts[k] + position for k, position in drawn])
 
 

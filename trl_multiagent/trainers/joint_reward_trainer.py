@@ -24,6 +24,7 @@ from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
+    answer_columns,
     check_preferences,
     roles_of_columns,
     temporary_cache_files,
@@ -178,8 +179,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return dataset
 
     def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        """Tokenizes the joint texts of a pair."""
+        """Tokenizes the joint texts of a pair, of the answers without their reasoning."""
         prompts, *answers = ({role: row[text_columns(role)[k]] for role in self.joint_text.roles} for k in range(3))
+        for k, texts in enumerate(answers):
+            own = {role: row.get(answer_columns(role)[k]) for role in texts}
+            texts |= {role: answer for role, answer in own.items() if answer is not None}
         (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 

@@ -144,7 +144,8 @@ def test_the_demo(environment):
         # 2 · fix + 2 · found · right - 0.5 · wrong - 0.25 · rewritten
         ("", REFERENCE, 2.0),
         ("", FAULTY, 0.0),
-        ("", "I cannot.", None),  # an empty program differs from the faulty one in all of its lines
+        # An empty program differs from the faulty one in all of its lines
+        ("", "I cannot.", -0.25 * (1 - changed_share(REFERENCE, FAULTY))),
         (GOOD_TESTS, FAULTY, 2.0),  # the tests find the fault and both mutants
         (GOOD_TESTS, REFERENCE, 4.0),
         ("assert clip(0, 1, 2) == 1", FAULTY, 1.0),  # both mutants, but not the fault
@@ -160,10 +161,7 @@ def test_the_demo(environment):
 )
 def test_rewards_by_hand(environment, tester, fixer, expected):
     (outcome,) = environment.score([ITEM], [{"tester": tester, "fixer": fixer}], [()])
-    if expected is None:
-        assert outcome.reward == pytest.approx(-0.25 * (1 - changed_share(REFERENCE, FAULTY)))
-    else:
-        assert outcome.reward == pytest.approx(expected)
+    assert outcome.reward == pytest.approx(expected)
     low, high = environment.metric_ranges["reward"]
     assert low <= outcome.reward <= high and outcome.metrics["passed"] == (fixer == REFERENCE)
 

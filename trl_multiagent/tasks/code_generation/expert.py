@@ -196,10 +196,12 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
 def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     """
     Reads the edits of an answer, by role. They are in the last JSON object that has one of the roles, anywhere in the
-    text. Roles without edits are missing. `main` may also be called by the entry point's name.
+    text after a reasoning. Roles without edits are missing. `main` may also be called by the entry point's name.
     """
+    from trl_multiagent.models.reasoning import split_reasoning  # `rewards` does without transformers
+
     edits: Edits = {}
-    text = text[-MAX_ANSWER:]
+    text = split_reasoning(text)[1][-MAX_ANSWER:]
     for match in re.finditer(r"\{", text):
         with contextlib.suppress(ValueError, RecursionError):
             values, _ = JSON.raw_decode(text, match.start())
