@@ -6,9 +6,9 @@ Compares the memory that `trl-multiagent plan` computes with what training steps
     python -m benchmarks.memory.plan --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is
-measured and how. The peak of a process on a CPU has parts that do not depend on the team, such as what libraries load
-when they are first used. They are what the same steps of a tiny team need beyond its plan: `fixed`. The printed peaks
-are without them.
+measured and how. The peak of a process on a CPU has parts that do not depend on the size of a model, such as what
+libraries load when they are first used. They are what the same steps of a tiny team with as many layers need beyond
+its plan: `fixed`. The printed peaks are without them.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model, tiny = Path(folder) / "model", Path(folder) / "tiny"
         save_model(model, *((64, 1) if options.smoke else (1024, 6)))
-        save_model(tiny, 64, 1)
+        save_model(tiny, 64, 1 if options.smoke else 6)
         settings = {"roles": ["aux", "main"], "steps": 3, "num_tokens": 8, "dtype": "float32"}
         settings |= {"gradient_checkpointing": True, "micro_batch": 2, "in_place": not options.smoke}
         print(
