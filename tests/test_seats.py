@@ -135,8 +135,8 @@ def test_every_episode_has_an_opening_of_its_own_whose_reward_counts():
     assert seen == [str(k) for k in range(6)]  # each is scored with the opening that its agent has seen
 
 
-def sampler_of(team, **arguments):
-    return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": 4, **arguments})))
+def sampler_of(team, length=8, seed=3):
+    return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": length}), seed=seed))
 
 
 def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
@@ -145,7 +145,8 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     """
     other = tiny_team(("x", "y"))
     before = [x.clone() for x in other.parameters()]
-    environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": TeamSeat(lambda: sampler_of(other), "other", "y")})
+    seat = TeamSeat(lambda: sampler_of(other, 4, None), "other", "y")
+    environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": seat})
     found, trainer, start = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
     assert distance(found, reference_gradients(trainer._turns, start)) < 1e-5
     assert all(torch.equal(x, y) for x, y in zip(before, other.parameters(), strict=True))
@@ -160,8 +161,7 @@ def test_a_seat_takes_a_folder(tmp_path):
     team.save_pretrained(tmp_path / "team")
     branches = [Branch({"id": k}, (), {"b": f"Task {k}:"}) for k in range(3)]
     seat = TeamSeat(tmp_path / "team", agent="y", seed=3, max_new_tokens=6)
-    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 6}), seed=3)
-    same = TeamSeat(lambda: TeamSampler(team, generator), "team", "y")
+    same = TeamSeat(lambda: sampler_of(team, 6), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
     assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
     with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b'"):
@@ -175,8 +175,7 @@ def test_a_team_in_a_seat_draws_by_item_and_text():
     What it answers does not depend on other branches or on torch's generator. Equal branches get different answers.
     """
     team = tiny_team(("x",))
-    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 8}), seed=3)
-    seat = TeamSeat(lambda: TeamSampler(team, generator), "team", "x")
+    seat = TeamSeat(lambda: sampler_of(team), "team", "x")
     branches = [Branch({"id": k // 2}, (), {"b": f"Task {k // 2}:"}) for k in range(6)]
     answers = seat.answer("b", branches)
     torch.rand(1)
@@ -189,8 +188,7 @@ def test_two_seats_of_one_agent_are_two_players():
         {"a": "Task {x}", "b": "Judge {x}", "c": "Judge {x}"}, lambda completions, **_: [0.0] * len(completions)
     )
     team = tiny_team(("x",))
-    generator = TransformersGenerator(team, sampling_arguments({"max_new_tokens": 8}), seed=3)
-    seats = {role: TeamSeat(lambda: TeamSampler(team, generator), "team", "x") for role in "bc"}
+    seats = {role: TeamSeat(lambda: sampler_of(team), "team", "x") for role in "bc"}
     items = [{"id": k, "x": k} for k in range(8)]
     outcomes = judge(SeatedEnvironment(task, seats), items, [{"a": "w"}] * 8, [()] * 8)
     assert all(outcome.extra["answer/b"] != outcome.extra["answer/c"] for outcome in outcomes)

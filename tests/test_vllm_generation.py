@@ -259,14 +259,14 @@ def test_an_engine_has_no_critics(tmp_path, models):
 
 def test_full_models_as_files_on_servers_that_work_at_the_same_time(tmp_path, models, monkeypatch):
     """Each server answers when both were asked."""
-    both, respond = threading.Barrier(2, timeout=60), VLLMServer.respond
+    both, answer = threading.Barrier(2, timeout=60), VLLMServer.answer
 
-    def respond_together(self, path, body):
+    def answer_together(self, path, body):
         if path in ("/v1/completions", "/collective_rpc"):
             both.wait()
-        return respond(self, path, body)
+        return answer(self, path, body)
 
-    monkeypatch.setattr(VLLMServer, "respond", respond_together)
+    monkeypatch.setattr(VLLMServer, "answer", answer_together)
     trainer, servers, snapshots = train_with_servers(tmp_path, models, vllm_weight_transfer="files")
     for role, server in servers.items():
         assert len(server.updates) == 2 and not {"/update_weights", "/init_weight_transfer_engine"} & set(server.paths)
@@ -299,16 +299,16 @@ def test_stop_strings_by_role(tmp_path, models, mode):
 
 def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path, models, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.base.vllm.SECONDS_TO_ANSWER", 0.0)
-    respond = VLLMServer.respond
+    answer = VLLMServer.answer
 
-    def respond_once(self, path, body):
-        answer = respond(self, path, body)
+    def answer_once(self, path, body):
+        content = answer(self, path, body)
         if len(self.updates) == 1 and len(self.completions) == 2 and self.name == models["main"]:
-            threading.Thread(target=self.http.server_close).start()
-            self.http.shutdown()
-        return answer
+            threading.Thread(target=self.server_close).start()
+            self.shutdown()
+        return content
 
-    monkeypatch.setattr(VLLMServer, "respond", respond_once)
+    monkeypatch.setattr(VLLMServer, "answer", answer_once)
     with pytest.raises(UnavailableError) as error:
         train_with_servers(tmp_path, models, vllm_weight_transfer="files")
     message = str(error.value)

@@ -9,7 +9,7 @@ import pytest
 
 from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question, make_endpoint
 
-from endpoint_server import EndpointServer, Reply, endpoint_server
+from endpoint_server import EndpointServer, Reply
 
 
 KEY = "sk-secret-0123456789"
@@ -30,7 +30,7 @@ def make_client(server, folder, **settings):
 
 
 def test_an_answer(tmp_path):
-    with endpoint_server(lambda request, number: "Because.") as server:
+    with EndpointServer(lambda request, number: "Because.") as server:
         client = make_client(server, tmp_path, temperature=0.5, extra_body={"seed": 7})
         assert client.ask([question()]) == [Answer("Because.", 10, 5)]
         (request,), (headers,) = server.requests, server.headers
@@ -47,18 +47,18 @@ def test_all_questions_are_asked_at_the_same_time(tmp_path):
         assert server.wait_for(8)  # nobody is answered before all have asked
         return request["messages"][-1]["content"]
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         client = make_client(server, tmp_path, concurrency=8)
         questions = [question(f"{k % 8}") for k in range(12)]  # some twice
         assert [x.text for x in client.ask(questions)] == [f"{k % 8}" for k in range(12)]
         assert len(server.requests) == 8
-    with endpoint_server(lambda request, number: time.sleep(0.05) or "x") as server:
+    with EndpointServer(lambda request, number: time.sleep(0.05) or "x") as server:
         make_client(server, tmp_path, concurrency=3).ask([question(f"other {k}") for k in range(9)])
         assert 1 <= server.most_active <= 3
 
 
 def test_what_was_answered_is_not_asked_again(tmp_path):
-    with endpoint_server(lambda request, number: f"answer {number}") as server:
+    with EndpointServer(lambda request, number: f"answer {number}") as server:
         client = make_client(server, tmp_path)
         (first,) = client.ask([question()])
         assert make_client(server, tmp_path).ask([question()]) == [first]  # of another process, or after a restart
@@ -80,7 +80,7 @@ def test_an_interrupted_call_keeps_what_was_answered(tmp_path):
     def answer(request, number):
         return "ok" if number < 3 else Reply("no", status=500)
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         client = make_client(server, tmp_path, tries=1, concurrency=1)
         results = client.ask([question(str(k)) for k in range(6)], stop_at_failure=True)
         assert [isinstance(x, Answer) for x in results] == [True] * 3 + [False] * 3
@@ -106,7 +106,7 @@ FAILURES = {  # reply, message, number of requests with two tries
 def test_a_failure_is_one_line_and_concerns_its_question(name, tmp_path):
     reply, message, number = FAILURES[name]
     state = random.getstate()
-    with endpoint_server(lambda request, number: reply if "bad" in str(request) else "fine") as server:
+    with EndpointServer(lambda request, number: reply if "bad" in str(request) else "fine") as server:
         client = make_client(server, tmp_path, tries=2, timeout=0.3 if reply.stall else 20.0)
         error, good = client.ask([question("bad"), question("good")])
         assert isinstance(error, EndpointError) and message in str(error) and "\n" not in str(error)
@@ -121,7 +121,7 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with endpoint_server(lambda request, number: "x") as server, pytest.raises(OSError, match="No space") as error:
+    with EndpointServer(lambda request, number: "x") as server, pytest.raises(OSError, match="No space") as error:
         monkeypatch.setattr(Path, "write_text", full)
         make_client(server, tmp_path).ask([question()])
     assert str(tmp_path) in error.value.filename and not list(tmp_path.rglob("*.json"))
@@ -130,7 +130,7 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
 def test_no_other_key_is_sent(tmp_path, monkeypatch):
     for name in "OPENAI_API_KEY OPENAI_ADMIN_KEY ANTHROPIC_API_KEY DEEPSEEK_API_KEY".split():
         monkeypatch.setenv(name, KEY)
-    with endpoint_server(lambda request, number: "x") as server:
+    with EndpointServer(lambda request, number: "x") as server:
         for model in ("deepseek-coder", "claude-x", "gpt-4o", "m"):
             EndpointClient(make_endpoint(model, f"{server.url}/v1"), tmp_path / model).ask([question()])
         assert len(server.requests) == 4 and KEY not in str(server.headers)
@@ -141,7 +141,7 @@ def test_without_a_key_nothing_is_sent(key, tmp_path, monkeypatch):
     monkeypatch.delenv("TEST_KEY")
     if key is not None:
         monkeypatch.setenv("TEST_KEY", key)
-    with endpoint_server(lambda request, number: "x") as server:
+    with EndpointServer(lambda request, number: "x") as server:
         client = make_client(server, tmp_path)
         (error,) = client.ask([question()])
         assert "TEST_KEY" in str(error) and str(error) == client.endpoint.problem() and server.requests == []
@@ -163,7 +163,7 @@ def test_a_name_says_where_the_model_is(model, api, base_url, key_env, tmp_path,
     assert endpoint.parameters == {"model": model, limit: 2048}
     # A stand-in for the provider gets the request, and its key
     monkeypatch.setenv(key_env, f"key of {model}")
-    with endpoint_server(lambda request, number: "Hello.") as server:
+    with EndpointServer(lambda request, number: "Hello.") as server:
         stand_in = make_endpoint(model, f"{server.url}/v1", key_env)
         (answer,) = EndpointClient(stand_in, tmp_path).ask([question()])
         assert answer.text == "Hello." and server.headers[0]["authorization"] == f"Bearer key of {model}"

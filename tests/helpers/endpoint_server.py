@@ -5,7 +5,8 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from local_server import LocalServer
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Reply:
     stall: float = 0.0  # seconds before anything is sent
 
 
-class EndpointServer:
+class EndpointServer(LocalServer):
     """
     Args:
         answer (`Callable`): `(request, number) -> str | Reply`, called in many threads; `request` has the body as
@@ -28,29 +29,19 @@ class EndpointServer:
     """
 
     def __init__(self, answer):
+        super().__init__()
         self.answer = answer
         self.requests: list[dict] = []
         self.headers: list[dict[str, str]] = []
         self.active = self.most_active = 0
-        self.lock = threading.Lock()
         self.closing = threading.Event()
-        server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def __exit__(self, *_):
+        self.closing.set()
+        super().__exit__()
 
-            def do_POST(self):
-                server.handle(self)
-
-            def log_message(self, *args):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-    def handle(self, handler):
-        request = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+    def respond(self, handler, body):
+        request = json.loads(body)
         with self.lock:
             number = len(self.requests)
             self.requests.append(request)
@@ -96,17 +87,3 @@ class EndpointServer:
                 return True
             time.sleep(0.005)
         return False
-
-
-@contextlib.contextmanager
-def endpoint_server(answer):
-    """Runs an [`EndpointServer`] on the loopback interface."""
-    server = EndpointServer(answer)
-    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.closing.set()
-        server.http.shutdown()
-        server.http.server_close()

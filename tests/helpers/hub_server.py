@@ -11,10 +11,10 @@ import base64
 import hashlib
 import json
 import os
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from local_server import LocalServer, Request
 
 
 WRITER, READER = "hf_writer", "hf_reader"  # tokens: one may write, the other only read
@@ -40,29 +40,18 @@ class Repo:
         return self.commits[self.refs[revision]]
 
 
-class HubServer(ThreadingHTTPServer):
+class Refused(Exception):
+    """A request is answered with a status and the code of an error."""
+
+
+class HubServer(LocalServer):
     """The server; use it as a context manager."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.repos: dict[str, Repo] = {}
         self.requests: list[str] = []  # "METHOD /path" of every request
         self.faults: list[str] = []  # beginnings of requests, each of which fails once
-        self.lock = threading.RLock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    def __enter__(self) -> "HubServer":
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.shutdown()
-        self.server_close()
 
     def fail_once(self, request: str) -> None:
         """Answers the next request that begins so, such as `"POST /path"`, with an error of the server."""
@@ -76,54 +65,28 @@ class HubServer(ThreadingHTTPServer):
         own |= {"NO_PROXY": "127.0.0.1,localhost", "OMP_NUM_THREADS": "1", "HF_TOKEN": WRITER}
         return kept | own
 
-
-class Refused(Exception):
-    """A request is answered with a status and the code of an error."""
-
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: HubServer
-
-    def log_message(self, *_) -> None:
-        pass
-
-    def handle_request(self) -> None:
-        url = urlsplit(self.path)
-        request = f"{self.command} {url.path}"
-        self.server.requests.append(request)
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    def respond(self, request: Request, body: bytes) -> None:
+        url = urlsplit(request.path)
+        named = f"{request.command} {url.path}"
+        self.requests.append(named)
         parts = [unquote(part) for part in url.path.strip("/").split("/")]
         try:
-            if fault := next((fault for fault in self.server.faults if request.startswith(fault)), None):
-                self.server.faults.remove(fault)
+            if fault := next((fault for fault in self.faults if named.startswith(fault)), None):
+                self.faults.remove(fault)
                 raise Refused(500, "OutOfOrder")
-            with self.server.lock:
-                content, headers = self.answer(parts, parse_qs(url.query), body)
-            self.reply(200, content, **headers)
+            with self.lock:
+                content, headers = self.answer(request, parts, parse_qs(url.query), body)
+            request.reply(200, content, **headers)
         except Refused as error:
             status, code = error.args
-            self.reply(status, {"error": code}, **{"X-Error-Code": code, "X-Error-Message": code})
-
-    do_GET = do_HEAD = do_POST = handle_request
-
-    def reply(self, status: int, content: bytes | dict | list, **headers: str) -> None:
-        if not isinstance(content, bytes):
-            content = json.dumps(content).encode()
-            headers["Content-Type"] = "application/json"
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+            request.reply(status, {"error": code}, **{"X-Error-Code": code, "X-Error-Message": code})
 
     def answer(
-        self, parts: list[str], query: dict[str, list[str]], body: bytes
+        self, request: Request, parts: list[str], query: dict[str, list[str]], body: bytes
     ) -> tuple[bytes | dict | list, dict[str, str]]:
         """The content and the headers of an answer."""
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if token != WRITER and (self.command == "POST" or parts[-2:] == ["auth-check", "write"]):
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if token != WRITER and (request.command == "POST" or parts[-2:] == ["auth-check", "write"]):
             raise Refused(403, "Forbidden")
         match parts:
             case ["api", "repos", "create"]:
@@ -147,13 +110,13 @@ class Handler(BaseHTTPRequestHandler):
         repo_id = f"{request['organization'] or 'user'}/{request['name']}"
         if request.get("type") == "dataset":
             repo_id = f"datasets/{repo_id}"
-        if repo_id not in self.server.repos:
-            self.server.repos[repo_id] = repo = Repo(private=request.get("visibility") == "private")
+        if repo_id not in self.repos:
+            self.repos[repo_id] = repo = Repo(private=request.get("visibility") == "private")
             repo.commit("main", {".gitattributes": b""}, "initial commit")
-        return {"url": f"{self.server.url}/{repo_id}", "name": repo_id}
+        return {"url": f"{self.url}/{repo_id}", "name": repo_id}
 
     def find_repo(self, repo_id: str, token: str) -> Repo:
-        repo = self.server.repos.get(repo_id)
+        repo = self.repos.get(repo_id)
         if repo is None or (repo.private and token not in (WRITER, READER)):
             raise Refused(404, "RepoNotFound")
         return repo
@@ -199,9 +162,9 @@ class Handler(BaseHTTPRequestHandler):
         header, *operations = [json.loads(line)["value"] for line in body.splitlines()]
         added = {value["path"]: base64.b64decode(value["content"]) for value in operations}
         oid = repo.commit("refs/pr/1" if create_pr else revision, {**files, **added}, header["summary"])
-        reply = {"success": True, "commitOid": oid, "commitUrl": f"{self.server.url}/{repo_id}/commit/{oid}"}
+        reply = {"success": True, "commitOid": oid, "commitUrl": f"{self.url}/{repo_id}/commit/{oid}"}
         if create_pr:
-            reply["pullRequestUrl"] = f"{self.server.url}/{repo_id}/discussions/1"
+            reply["pullRequestUrl"] = f"{self.url}/{repo_id}/discussions/1"
         return reply
 
 

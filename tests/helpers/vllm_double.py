@@ -12,9 +12,7 @@ import functools
 import itertools
 import json
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Client, Listener
 from types import ModuleType, SimpleNamespace
 from typing import Literal
@@ -23,6 +21,7 @@ from urllib.parse import urlparse
 import torch
 import trl.generation.vllm_client
 import trl.generation.vllm_generation
+from local_server import LocalServer
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -211,7 +210,7 @@ def send_tensors(iterator, group, src, post_iter_func) -> None:
 # The server
 
 
-class VLLMServer:
+class VLLMServer(LocalServer):
     """
     Speaks the part of `vllm serve`'s protocol that TRL and this package use.
 
@@ -223,59 +222,29 @@ class VLLMServer:
     """
 
     def __init__(self, model, weight_transfer=True, lora=False, shift=0.0):
+        super().__init__()
         self.name = str(model)
         self.model = AutoModelForCausalLM.from_pretrained(model).eval()
         self.weight_transfer, self.lora, self.shift = weight_transfer, lora, shift
         self.adapters, self.adapter_paths = {}, []
         self.generator = torch.Generator().manual_seed(0)
-        self.lock = threading.Lock()
         self.updates = []  # the weights after each update
         self.completions = []  # the bodies of /v1/completions
         self.paths = []
         self.connection = None
         self.in_update = False
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.http.server_port}"
-
-    def __enter__(self):
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *arguments):
-                pass
-
-            def do_GET(self):
-                self.answer(None)
-
-            def do_POST(self):
-                self.answer(json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "null"))
-
-            def answer(self, body):
-                path = urlparse(self.path).path
-                server.paths.append(path)
-                status, content = server.respond(path, body)
-                content = content if isinstance(content, bytes) else json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
-        return self
-
     def __exit__(self, *error):
-        self.http.shutdown()
-        self.http.server_close()
+        super().__exit__()
         if self.connection is not None:
             self.connection.close()
 
-    def respond(self, path: str, body: dict | None) -> tuple[int, dict | bytes]:
+    def respond(self, request, body):
+        path = urlparse(request.path).path
+        self.paths.append(path)
+        request.reply(*self.answer(path, json.loads(body or "null")))
+
+    def answer(self, path: str, body: dict | None) -> tuple[int, dict | bytes]:
         if path == "/health":
             return 200, b""
         elif path == "/v1/models":

@@ -11,7 +11,7 @@ from trl_multiagent import cli
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.runs.run import run_recipe
 
-from endpoint_server import Reply, endpoint_server
+from endpoint_server import EndpointServer, Reply
 
 
 KEY = "sk-secret-0123456789"
@@ -51,7 +51,7 @@ def test_a_team_is_trained_with_an_expert(train, capsys):
     def answer(request, number):
         return Reply(f"Bearer {KEY}", status=500) if number == 0 else EDITS
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         train(server.url, "--log_completions", expert_on_failure="plain")
         assert 2 <= len(server.requests) <= 4
         assert all(headers["authorization"] == f"Bearer {KEY}" for headers in server.headers)
@@ -74,7 +74,7 @@ def test_without_an_expert_the_run_ends_with_one_line_and_nothing_is_lost(train,
     def answer(request, number):
         return EDITS if number < 2 else gone
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         with pytest.raises(SystemExit) as exit_info:
             train(server.url)
         err = capsys.readouterr().err
@@ -155,7 +155,7 @@ def test_preferences_against_an_endpoint(tiny_model, shared_data, capsys):
         is_aux = "You write a helper" in text
         return "def aux(x):\n    return x" if is_aux else f"def f(x):\n    return aux(x) + {number}"
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         collect(tiny_model, shared_data, server.url, code=2)  # the third chunk fails
         assert "The comparator gave no answer to" in capsys.readouterr().err
         server.answer = lambda request, number: answer(request, 0)
@@ -180,7 +180,7 @@ def test_one_model_at_an_endpoint_for_all_roles(tiny_model, shared_data):
         assert "<assignment of aux>" in text and "<assignment of main>" in text
         return "<aux>\ndef aux(x):\n    return x\n</aux>\n<main>\ndef f(x):\n    return aux(x)\n</main>"
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         argv = ("--comparator_generation_mode", "centralized", "--override", "dataset.train_split=test[:1]")
         collect(tiny_model, shared_data, server.url, *argv, "madpo.top_p=0.9")
         assert len(server.requests) == 2

@@ -15,7 +15,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
 
-from endpoint_server import Reply, endpoint_server
+from endpoint_server import EndpointServer, Reply
 from prepared import parse_recipe
 
 
@@ -237,7 +237,7 @@ def test_an_endpoint_plays_a_role(config, module, script, forked, tmp_path):
     sections = {"prompts": {"a": "Write {topic}:", "judge": "Judge {a}"}, "reward_funcs": ["{module}.judged"]}
     sections |= {"functions": {"order": [["a"], ["judge"]]}, "magrpo": {"output_dir": "run", "save_steps": 1}}
     small = ["--max_steps", "2", "--max_completion_length", "6", "--items_per_device", "1", "--logging_steps", "1"]
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         judge = {"model": "m", "base_url": f"{server.url}/v1", "tries": 1, "concurrency": 1}
         path = config({**sections, "seats": {"judge": {"endpoint": judge}}})
         done = forked.run(script, "run", "magrpo", "--config", path, *small, cwd=tmp_path)

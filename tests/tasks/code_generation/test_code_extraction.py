@@ -102,11 +102,6 @@ def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
     assert run(result.source)["f"](1) == 2 and result.setup == "import math"
 
 
-def test_the_last_definition_counts():
-    text = "```python\ndef f(x):\n    return 1\n```\nBetter:\n```python\ndef f(x):\n    return 2\n```"
-    assert run(extract_code(text, "f"))["f"](0) == 2
-
-
 def test_a_scripts_own_part_is_left_out():
     script = code("""
         import sys

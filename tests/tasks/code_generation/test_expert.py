@@ -12,7 +12,7 @@ from trl_multiagent.tasks.code_generation.data import External
 from trl_multiagent.tasks.code_generation.expert import MAX_EDITS, Expert, expert_question, parse_edits
 from trl_multiagent.tasks.code_generation.reward import CodeResult, analyze
 
-from endpoint_server import endpoint_server
+from endpoint_server import EndpointServer
 
 
 ITEM = {
@@ -85,7 +85,7 @@ def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):
         k = text[text.index("number") + 6]
         return {"4": '{"main": "only main 4"}', "5": "nothing"}.get(k, json.dumps({"aux": f"a{k}", "main": f"m{k}"}))
 
-    with endpoint_server(answer) as server:
+    with EndpointServer(answer) as server:
         environment = make_environment(tmp_path, **at(server))
         turns = [turn(f"def aux(x):\n    return number{k}\n") for k in range(6)]
         histories = [[x] for x in turns] + [[]]
