@@ -19,15 +19,21 @@ waits: how often the host would wait for a GPU, counted on the CPU: per token of
 the loop that a GPU uses, without its graphs; and per micro-batch of two agents, in the forward and the loss. TRL's
 head on a GPU and transformers' `Trainer` wait more often.
 
+demo: the share of the reward, with the experiments of `earned`, of the wall time of the first and last 20 steps of the
+demo: the medians of what the run's log calls `time/generate`, `time/reward` and `time/update`.
+
 products: what the matrix products with the weights alone take in float32, in a model of SmolLM2-135M's shape, against
-the sampling loop and an update (one prompt of 100 tokens, 4 completions of 24), in float32 and in bfloat16.
+the sampling loop and an update (one prompt of 100 tokens, 4 completions of 24), in float32 and in bfloat16. And the
+products of a token of 16 and 32 rows, with weights in float32 against bfloat16 and int8.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -53,18 +59,22 @@ from trl.trainer.utils import add_fused_lm_head, pad
 from benchmarks.comlrl.floor import forward, forward_and_backward, seconds
 from benchmarks.team_run import checksum_reward, save_model
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
+from trl_multiagent.cli import TASKS
 from trl_multiagent.demo.model import demo_model
 from trl_multiagent.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.folders import LOG_FILE
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.sampling_loop import GPU_PERIOD, SamplingLoop
 from trl_multiagent.models.shared_prompts import prompt_cache
 from trl_multiagent.rollout.tree import Samples
+from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.team.agent_team import run_agent
 from trl_multiagent.trainers.base.batch import Batch, Row, agent_tensors, forward_inputs
 
 
 Result = dict[str, float | str]
 COMPLETIONS = 4  # of each prompt
+PHASES = ("generate", "reward", "update")  # of a step
 
 
 def in_turns(ours: Callable[[int], int], other: Callable[[int], int], rounds: int) -> tuple[float, float]:
@@ -266,7 +276,38 @@ def measure_waits(rounds: int, smoke: bool) -> list[Result]:
     return [{"case": case, "ours": number, "other": math.nan, "unit": ""} for case, number in cases.items()]
 
 
+# The reward
+
+
+def measure_demo(rounds: int, smoke: bool) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder:
+        changes = ["magrpo.disable_tqdm=true", "output.save_final_model=false", f"magrpo.output_dir={folder}/run"]
+        if smoke:
+            save_model(Path(folder, "model"), 64, 1)
+            changes += [f"agent_model.name={folder}/model", "magrpo.max_steps=2", "magrpo.items_per_device=2"]
+        with contextlib.redirect_stdout(sys.stderr):
+            run_recipe("magrpo", TASKS, ["--config", "magrpo_demo", "--override", *changes], "benchmark")
+        log = map(json.loads, Path(folder, "run", LOG_FILE).read_text().splitlines())
+        steps = [{phase: x[f"time/{phase}"] for phase in PHASES} for x in log if "time/reward" in x]
+    results: list[Result] = []
+    for name, part in {"first": steps[:20], "last": steps[-20:]}.items():
+        medians = {phase: statistics.median(x[phase] for x in part) for phase in PHASES}
+        share: Result = {"case": f"demo, reward, {name} steps", "ours": sum(medians.values()), "unit": "s, wall time"}
+        results.append(share | {"other": medians["reward"]} | medians)
+    return results
+
+
 # Beside matrix products
+
+
+def in_bfloat16(x: torch.Tensor, weight: torch.Tensor) -> None:
+    x.bfloat16() @ weight.T
+
+
+def in_int8(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """A product of rows that are rounded each by its own scale, because a token must not depend on other rows."""
+    scale = x.abs().amax(dim=1, keepdim=True) / 127
+    torch._int_mm((x / scale).round().to(torch.int8), weight.T) * scale * torch.ones(len(weight))
 
 
 def measure_products(rounds: int, smoke: bool) -> list[Result]:
@@ -318,10 +359,22 @@ def measure_products(rounds: int, smoke: bool) -> list[Result]:
         taken = {"a token of 32 rows": statistics.median(times[1:]) / 24, "update": statistics.median(updates[1:])}
         for case, number in products.items():
             results.append({"case": f"{case}, {precision}", "ours": number, "other": taken[case], "unit": "s"})
+    weights = [x.detach() for x in (*body, head)]
+    for rows in (16, 32):
+        other = seconds(weights, rows, forward)
+        for dtype, product in ((torch.bfloat16, in_bfloat16), (torch.int8, in_int8)):
+            ours, case = seconds([x.to(dtype) for x in weights], rows, product), f"products of {rows} rows, {dtype}"
+            results.append({"case": case, "ours": ours, "other": other, "unit": "s"})
     return results
 
 
-PARTS = {"sampling": measure_sampling, "update": measure_update, "waits": measure_waits, "products": measure_products}
+PARTS = {
+    "sampling": measure_sampling,
+    "update": measure_update,
+    "waits": measure_waits,
+    "demo": measure_demo,
+    "products": measure_products,
+}
 
 
 def main() -> None:
