@@ -11,6 +11,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
+import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
@@ -31,6 +32,7 @@ PLACEHOLDERS = {
     "CONFIG.yaml": "recipes/code_generation/configs/magrpo_he_config.yaml",
     "ADDRESS_OF_NODE_0": "127.0.0.1",
     "--machine_rank k": "--machine_rank 0",
+    "$JOB_COMPLETION_INDEX": "0",
 }
 
 
@@ -45,6 +47,8 @@ def shown_text(path: Path) -> str:
         strings = [token.string for token in tokens if token.type == tokenize.STRING and token.string[:3] == '"""']
         lines = [line for string in strings for line in inspect.cleandoc(string.strip('"')).splitlines()]
         return "\n".join(line for line in lines if line.startswith("    "))
+    if path.name == "kubernetes.yaml":
+        return "\n".join(yaml.safe_load(text.split("---")[1])["spec"]["template"]["spec"]["containers"][0]["args"])
     return "\n".join(re.findall(r"^# ?(.*)$", text, flags=re.MULTILINE))
 
 
@@ -64,7 +68,7 @@ def commands_in(path: Path) -> list[str]:
 def files() -> list[Path]:
     folders = ["docs", "recipes", "accelerate_configs", "benchmarks", "trl_multiagent"]
     paths = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    paths = [*ROOT.glob("*.md"), *paths]
+    paths = [*ROOT.glob("*.md"), ROOT / "kubernetes.yaml", *paths]
     return sorted(path for path in paths if path.suffix in (".md", ".py", ".yaml", ".sbatch") and path.is_file())
 
 
@@ -101,12 +105,14 @@ def readers_folder(tmp_path, monkeypatch):
 def test_there_are_commands():
     assert len(COMMANDS) > 30 and len(by_program("accelerate launch recipes/code_generation/train_")) > 10
     names = {path.name for path in COMMANDS.values()}
-    assert names >= {"README.md", "workflows.md", "train_marloo.py", "slurm.sbatch"}
+    assert names >= {"README.md", "workflows.md", "train_marloo.py", "slurm.sbatch", "kubernetes.yaml"}
 
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
 def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
     words = shlex.split(re.sub(r" --seeds \S+", "", command))  # which start this command once per seed
+    if "--resume_from_checkpoint auto" in command:
+        monkeypatch.setenv("RUN_ID", "run-1")  # as kubernetes.yaml does
     if words[0] == "sbatch":
         script = next(word for word in words if word.endswith(".sbatch"))
         assert (ROOT / script).is_file()

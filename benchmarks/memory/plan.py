@@ -1,12 +1,14 @@
 """
 Compares the memory that `trl-multiagent plan` computes with what training steps need.
 
-    python -m benchmarks.memory.plan            # about 6 minutes on two cores
+    python -m benchmarks.memory.plan            # about 10 minutes on two cores
     python -m benchmarks.memory.plan --forms lora
     python -m benchmarks.memory.plan --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Each team takes three steps of MAGRPO with a random Llama of bytes, in fresh processes; `team_run.py` says what is
-measured and how. Peaks of a CPU have parts that the plan leaves out, such as the allocator's: about 60 MiB.
+measured and how. The peak of a process on a CPU has parts that do not depend on the size of a model, such as what
+libraries load when they are first used. They are what the same steps of a tiny team with as many layers need beyond
+its plan: `fixed`. The printed peaks are without them.
 """
 
 import argparse
@@ -47,7 +49,8 @@ def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, flo
         report_to="none",
     )
     trained, base = (agents * adapter, number) if form == "lora" else (agents * number, 0)
-    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents)
+    joint = agents if base else 1
+    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents, joint=joint)
     parts = memory_parts(args, size, STAGES[name], LAUNCHES[name][1])
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     return {"generate": sums["held"] + sums["sampling"], "update": sums["held"] + sums["update"]}
@@ -61,18 +64,27 @@ def main() -> None:
     options = parser.parse_args()
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / "model"
+        model, tiny = Path(folder) / "model", Path(folder) / "tiny"
         save_model(model, *((64, 1) if options.smoke else (1024, 6)))
-        settings = {"model": str(model), "roles": ["aux", "main"], "steps": 3, "num_tokens": 8, "dtype": "float32"}
-        settings |= {"gradient_checkpointing": True, "micro_batch": 2}
-        print(f"{'MiB':<28}{'generate':>10}{'planned':>10}{'update':>10}{'planned':>10}")
+        save_model(tiny, 64, 1 if options.smoke else 6)
+        settings = {"roles": ["aux", "main"], "steps": 3, "num_tokens": 8, "dtype": "float32"}
+        settings |= {"gradient_checkpointing": True, "micro_batch": 2, "in_place": not options.smoke}
+        print(
+            "MiB".ljust(28)
+            + "".join(f"{x:>10}" for x in ["generate", "planned", "fixed", "update", "planned", "fixed"])
+        )
         for form, name, bf16 in RUNS[:1] if options.smoke else [run for run in RUNS if run[0] in options.forms]:
             run = {**settings, "lora": LORA if form == "lora" else None, "bf16": bf16, "num_items": LAUNCHES[name][1]}
-            measured = run_here(run) if options.smoke else launch(name, run, False, 1, 600)
-            plan = planned(model, form, name, run)
-            peaks = {phase: max(record[phase] for record in measured) for phase in plan}
-            results.append({"form": form, "launch": name, "bf16": bf16, "measured": peaks, "planned": plan})
-            cells = "".join(f"{x / MIB:10.1f}" for phase in plan for x in (peaks[phase], plan[phase]))
+            fixed = {"generate": 0.0, "update": 0.0}
+            for folder_of in (tiny, model):
+                run["model"], plan = str(folder_of), planned(folder_of, form, name, run)
+                measured = run_here(run) if options.smoke else launch(name, run, False, 1, 600)
+                peaks = {phase: max(record[phase] for record in measured) - fixed[phase] for phase in plan}
+                if folder_of == tiny:
+                    fixed = {phase: peaks[phase] - plan[phase] for phase in plan}
+            numbers = {"measured": peaks, "planned": plan, "fixed": fixed}
+            results.append({"form": form, "launch": name, "bf16": bf16, **numbers})
+            cells = "".join(f"{x[phase] / MIB:10.1f}" for phase in plan for x in (peaks, plan, fixed))
             print(f"{form}, {name}{', bf16' * bf16:<6}".ljust(28) + cells, flush=True)
     options.output.write_text(json.dumps(results, indent=2) + "\n")
 

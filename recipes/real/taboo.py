@@ -1,7 +1,7 @@
 """
-Taboo: the describer says what a word means without writing it; the guesser reads the description and names one of
-four words. The word itself is struck out before the guesser reads, and costs half of the reward. Without the
-description, no guesser is right more often than one time in four.
+Taboo: the describer says what a word means, without the word itself; the guesser reads that and names one of four
+words. If the describer writes the word, the game is lost. Without the description, no guesser is right more often than
+one time in four.
 
     trl-multiagent train magrpo --config taboo
 """
@@ -14,28 +14,35 @@ from trl_multiagent.configs.recipes.real.hidden import named
 from trl_multiagent.configs.recipes.real.words import CATEGORIES, HELD_OUT, TRAINING
 
 
-RANGES = {"reward": (0.0, 1.0), "right": (0.0, 1.0), "said_the_word": (0.0, 1.0)}
+DESCRIBE = "Say what a word means, without the word itself.\nmilk: a white drink from cows\n{word}:"
+GUESS = """Words: chair, milk, snow, dog
+Hint: a white drink from cows
+Answer: milk
+
+Words: {options}
+Hint: {hint}
+Answer:"""
 
 
-@workflow(roles=("describer", "guesser"), metric_ranges=RANGES)
+@workflow(roles=("describer", "guesser"), metric_ranges={"reward": (0.0, 1.0), "said_the_word": (0.0, 1.0)})
 async def taboo(item, agents):
     word, options = item["word"], item["options"]
-    hint = await agents.describer(f"What is a {word}? Do not write the word {word}.", max_tokens=14)
-    hint, struck = strike(word, hint)
-    question = f"Your friend says: {hint}\nWhat is it: {options}? Answer with one word."
-    guess = await agents.guesser(question, max_tokens=8)
-    right = named(guess, options) == {word}
-    agents.log("right", right)
-    agents.log("said_the_word", struck > 0)
-    return right * (0.5 if struck else 1.0)
+    hint = await agents.describer(DESCRIBE.format(word=word), stop="\n", max_tokens=12)
+    said, guess = says(word, hint), ""
+    if not said:
+        question = GUESS.format(options=options, hint=hint.strip())
+        guess = await agents.guesser(question, stop="\n", max_tokens=4)
+    agents.log("said_the_word", said)
+    return float(named(guess, options) == {word})
 
 
-def strike(word, text):
+def says(word, text):
     """
-    Returns the text without the word, and how often it was there. A word that begins with its first four letters
-    counts, too; of a word of three letters, the plural.
+    Returns whether a text has the word. A word that begins with its first four letters counts, too; of a word of three
+    letters, the plural.
     """
-    return re.subn(rf"\b{word[:4]}{'[a-z]*' if len(word) > 3 else 's?'}\b", "___", text, flags=re.IGNORECASE)
+    pattern = rf"\b{word[:4]}{'[a-z]*' if len(word) > 3 else 's?'}\b"
+    return re.search(pattern, text, flags=re.IGNORECASE) is not None
 
 
 def draw(known, number, seed):

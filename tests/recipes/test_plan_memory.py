@@ -51,6 +51,20 @@ def test_frozen_weights_and_references():
     assert parts(3, 4, True, of=size(frozen=200))["held"]["weights"] == 2 * 1200 / 4
 
 
+def test_sampling():
+    config = tiny_llama().config
+    rows = {"items_per_device": 3, "num_generations": 2, "per_device_train_batch_size": 6}
+    alone, joint = (
+        parts(of=size(prompt=1000, base=base, joint=n), **rows)["sampling"] for base, n in ((0, 1), (9, 2))
+    )
+    token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert alone["key-value cache"] == 3 * 2 * 1006 * token and joint["key-value cache"] == 2 * 3 * 2 * 1006 * token
+    assert alone["stacked adapters"] == 0 and joint["stacked adapters"] == 4 * 1000
+    # Three prompts, without their completions
+    reading = 3 * 1000 * (token + 4 * (4 * config.hidden_size + 3 * config.intermediate_size))
+    assert alone["prompts"] == max(0, reading - alone["key-value cache"] - alone["probabilities"]) > 0
+
+
 # Peaks in MiB that benchmarks/memory/team.py measured: two full agents with 103.8 M parameters together, rows of about
 # 30 tokens and benchmarks/memory/plan.py with 155.8 M
 SMALL, LARGE = 103_835_648, 155_770_880
@@ -67,6 +81,15 @@ MEASURED = [
 ]
 
 
+# Peaks of LoRA teams: two agents of rank 8 on one base of 77.9 M parameters
+LORA = 1_892_352
+MEASURED += [
+    (LORA, 0, 1, False, 347.7, 335.5),
+    (LORA, 0, 1, True, 346.2, 360.1),
+    (LORA, 3, 2, True, 256.8, 347.9),
+]
+
+
 @pytest.mark.parametrize(("parameters", "stage", "processes", "bf16", "sampling", "update"), MEASURED)
 def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
     config = tiny_llama().config
@@ -74,6 +97,8 @@ def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
     config.update({"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": layers})
     config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64})
     team = size(trained=parameters, largest=parameters // 2, dimensions=config, prompt=22)
+    if parameters == LORA:
+        team = dataclasses.replace(team, base=LARGE // 2, largest=LARGE // 2, joint=2)
     of_phase = parts(stage, processes, bf16, of=team, items_per_device=2 // processes, per_device_train_batch_size=2)
     sums = {phase: sum(numbers.values()) / 2**20 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(sampling, rel=0.1)
@@ -142,14 +167,15 @@ def test_counts_are_those_of_the_teams(files):
     assert full.packs and not counted("magrpo.max_completion_length=5000").packs
     assert (full.trained, full.frozen, full.largest) == (2 * number, 2 * number, number)  # with references
     assert (full.prompt, full.common, full.acting) == (len("Task 1234:"), len("Task 1"), 2)
-    assert counted("agent_model.share_weights=true").trained == number
+    shared = counted("agent_model.share_weights=true")
+    assert (shared.trained, shared.joint, full.joint) == (number, 2, 1)
     frozen = counted("magrpo.frozen_agents=[aux]")
     assert (frozen.trained, frozen.frozen) == (number, number)
     lora = counted("peft.r=4", "agent_model.torch_dtype=bfloat16", "magrpo.beta=0.1")
     recipe = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", "peft.r=4"])
     team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
     assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
-    assert (lora.base, lora.base_bytes, lora.frozen) == (number, 2.0, lora.trained)
+    assert (lora.base, lora.base_bytes, lora.frozen, lora.joint) == (number, 2.0, lora.trained, 2)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)

@@ -40,25 +40,28 @@ def test_hidden(message, answer, told, reward):
 
 
 @pytest.mark.parametrize(
-    ("hint", "read", "guess", "reward"),
-    [
-        ("A white drink.", "A white drink.", "Milk", 1.0),
-        ("Milk is white, milky.", "___ is white, ___.", "milk", 0.5),
-        ("A white drink.", "A white drink.", "gold", 0.0),
-        ("A white drink.", "A white drink.", "milk or gold", 0.0),
-    ],
+    ("guess", "reward"), [(" Milk\n", 1.0), (" gold\n", 0.0), (" milk or gold", 0.0), (" milky", 0.0)]
 )
-def test_taboo(hint, read, guess, reward):
-    first = taboo.taboo.prompts(ITEM, [])
-    (outcome,) = judge(taboo.taboo, [ITEM], [{"describer": hint}], [[]])
-    history = [Turn(first, {"describer": hint}, outcome)]
-    assert f"says: {read}\n" in taboo.taboo.prompts(ITEM, history)["guesser"]
+def test_taboo(guess, reward):
+    first, hint = taboo.taboo.prompts(ITEM, []), {"describer": " a white drink\n"}
+    assert first["describer"].endswith("\nmilk:")
+    (outcome,) = judge(taboo.taboo, [ITEM], [hint], [[]])
+    history = [Turn(first, hint, outcome)]
+    second = taboo.taboo.prompts(ITEM, history)["guesser"]
+    assert second.endswith(f"Words: {ITEM['options']}\nHint: a white drink\nAnswer:")
     (outcome,) = judge(taboo.taboo, [ITEM], [{"guesser": guess}], [history])
-    assert outcome.reward == reward and outcome.metrics["said_the_word"] == (read != hint)
+    assert outcome.reward == reward and outcome.metrics["said_the_word"] == 0.0
 
 
-def test_a_word_of_three_letters_is_not_struck_out_of_others():
-    assert taboo.strike("car", "A car carries; cars.") == ("A ___ carries; ___.", 2)
+@pytest.mark.parametrize(
+    ("word", "hint"), [("milk", "It is Milky."), ("car", "two cars"), ("teacher", "one who teaches")]
+)
+def test_a_hint_with_the_word_loses(word, hint):
+    item, hint = {**ITEM, "word": word}, {"describer": hint}
+    (outcome,) = judge(taboo.taboo, [item], [hint], [[]])
+    assert outcome.reward == 0.0 and outcome.metrics["said_the_word"] == 1.0
+    assert not taboo.taboo.prompts(item, [Turn(taboo.taboo.prompts(item, []), hint, outcome)])
+    assert not taboo.says("car", "It carries a scarf.")
 
 
 @pytest.mark.parametrize(

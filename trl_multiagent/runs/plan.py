@@ -174,8 +174,7 @@ GB = 1e9
 # Gigabytes of memory, as published
 GPUS = {"T4": 16, "4090": 24, "L40S": 48, "A100-40": 40, "A100": 80, "H100": 80, "H200": 141}
 USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
-# Parameters that DeepSpeed gathers at a time, and gradients that it collects before it splits them
-MAX_LIVE, MAX_BUCKET = 1e9, 5e8
+MAX_LIVE, MAX_AHEAD = 1e9, 5e7  # parameters that DeepSpeed gathers at a time, and those that it fetches ahead
 CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in chunks of this size
 MEASURED_ITEMS = 64  # number of items whose first prompts are measured
 
@@ -236,6 +235,7 @@ class Size:
     common: int  # tokens with which all first prompts of its agent begin
     agents: int  # number of agents
     acting: int  # number of agents that act in the first turn
+    joint: int = 1  # number of agents that sample in one call
     packs: bool = True  # whether rows of the update share their prompts
 
 
@@ -286,6 +286,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         dimensions=text,
         **prompts,
         agents=len(roles),
+        joint=prompts["acting"] if len(bases) == 1 or len(own) < len(roles) else 1,
         packs=not has_router_loss and can_pack(model, longest),
     )
 
@@ -372,23 +373,30 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
     }
     text, longest = size.dimensions, size.prompt + args.num_turns * args.max_completion_length
-    rows = args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
+    rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
     if args.generation_token_budget is not None:
         rows = max(1, min(rows, args.generation_token_budget // longest))
     head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # made by autocast
+    layers, prompt = text.num_hidden_layers, longest - args.max_completion_length
+    token = 2 * number * layers * heads * head  # keys and values
     sampling = {
-        "key-value cache": 2 * number * text.num_hidden_layers * heads * head * rows * longest,
+        "key-value cache": token * rows * longest,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
-        "weights of an agent": number * size.largest if stage == 3 or copies else 0.0,
+        "stacked adapters": weight * size.trained if size.base and size.joint > 1 else 0.0,
+        # Autocast keeps no copies of frozen weights
+        "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
     }
-    layers = text.num_hidden_layers
+    # Before, the prompts are read, each once
+    reading = math.ceil(rows / args.completions_per_node) * prompt
+    reading *= token + number * (4 * text.hidden_size + 3 * text.intermediate_size)
+    sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
     rows_of_step = args.items_per_device * args.rows_per_item
     scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
     rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
     # The completions of a node share its prompt, and an agent's prompts what they begin with, if they are in one row
-    prompt, shared = longest - args.max_completion_length, [0] * math.ceil(rows / size.agents)
+    shared = [0] * math.ceil(rows / size.agents)
     for k in range(1, len(shared) if size.packs else 0):
         shared[k] = prompt if k % args.completions_per_node else size.common
     firsts = divide([longest] * len(shared), shared, text.hidden_size)
@@ -397,7 +405,8 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     # Under autocast, what stands between the products is in float32
     layer = tokens * number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)
     kept = layers * tokens * number * text.hidden_size
-    unsplit = size.trained - size.trained / processes if stage == 2 else size.trained if stage == 3 else 0.0
+    # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
+    whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, text.intermediate_size))
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
         copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents)
@@ -406,8 +415,9 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "gradients": 0.0 if stage == 3 else gradients,
         "activations": kept + layer if args.gradient_checkpointing else layers * layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
-        "weights to compute with": number * live if stage == 3 else copies,
-        "gradients not yet split": weight * min(unsplit, MAX_LIVE if stage == 3 else MAX_BUCKET),
+        # DeepSpeed fetches several weights as one tensor and copies them from it
+        "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
+        "gradients not yet split": max(whole, gradients * (stage == 2)) if stage >= 2 else 0.0,
         "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
     }
     return {"held": held, "sampling": sampling, "update": update}
