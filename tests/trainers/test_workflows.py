@@ -111,7 +111,7 @@ def test_what_does_not_act_costs_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"branching": "episodes", "handoff": "best", "num_turns": 2}, "neither with `handoff`"),
+        ({"branching": "episodes", "handoff": "best", "num_turns": 2}, "cannot be combined with `handoff`"),
         ({"branching": "episodes", "joint_mode": "cross", "num_agents": 2}, "`joint_mode: cross`"),
         ({"branching": "episodes", "credit": "sibling"}, "use `credit: nothing`"),
         ({"branching": "forest"}, "branching"),
