@@ -49,8 +49,11 @@ def planned(folder: Path, form: str, name: str, settings: dict) -> dict[str, flo
         report_to="none",
     )
     trained, base = (agents * adapter, number) if form == "lora" else (agents * number, 0)
-    joint = agents if base else 1
-    size = Size(trained, 0, base, 4.0, number, config, prompt=20, common=0, agents=agents, acting=agents, joint=joint)
+    joint, adapters = (agents, trained) if base else (1, 0)
+    tokens = {"prompt": 20, "common": 0}
+    size = Size(
+        trained, 0, base, 4.0, number, config, **tokens, agents=agents, acting=agents, joint=joint, adapters=adapters
+    )
     parts = memory_parts(args, size, STAGES[name], LAUNCHES[name][1])
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     return {"generate": sums["held"] + sums["sampling"], "update": sums["held"] + sums["update"]}

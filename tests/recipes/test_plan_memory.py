@@ -54,12 +54,10 @@ def test_frozen_weights_and_references():
 def test_sampling():
     config = tiny_llama().config
     rows = {"items_per_device": 3, "num_generations": 2, "per_device_train_batch_size": 6}
-    alone, joint = (
-        parts(of=size(prompt=1000, base=base, joint=n), **rows)["sampling"] for base, n in ((0, 1), (9, 2))
-    )
+    alone, joint = (parts(of=size(prompt=1000, adapters=800, joint=n), **rows)["sampling"] for n in (1, 2))
     token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
     assert alone["key-value cache"] == 3 * 2 * 1006 * token and joint["key-value cache"] == 2 * 3 * 2 * 1006 * token
-    assert alone["stacked adapters"] == 0 and joint["stacked adapters"] == 4 * 1000
+    assert alone["stacked adapters"] == 0 and joint["stacked adapters"] == 4 * 800
     # Three prompts, without their completions
     reading = 3 * 1000 * (token + 4 * (4 * config.hidden_size + 3 * config.intermediate_size))
     assert alone["prompts"] == max(0, reading - alone["key-value cache"] - alone["probabilities"]) > 0
@@ -98,7 +96,7 @@ def test_measured_peaks(parameters, stage, processes, bf16, sampling, update):
     config.update({"num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64})
     team = size(trained=parameters, largest=parameters // 2, dimensions=config, prompt=22)
     if parameters == LORA:
-        team = dataclasses.replace(team, base=LARGE // 2, largest=LARGE // 2, joint=2)
+        team = dataclasses.replace(team, base=LARGE // 2, largest=LARGE // 2, joint=2, adapters=LORA)
     of_phase = parts(stage, processes, bf16, of=team, items_per_device=2 // processes, per_device_train_batch_size=2)
     sums = {phase: sum(numbers.values()) / 2**20 for phase, numbers in of_phase.items()}
     assert sums["held"] + sums["sampling"] == pytest.approx(sampling, rel=0.1)
@@ -176,6 +174,8 @@ def test_counts_are_those_of_the_teams(files):
     team = AgentTeam.from_pretrained("model", ["aux", "main"], peft_config=recipe.peft_config)
     assert lora.trained == sum(x.numel() for x in team.parameters() if x.requires_grad)
     assert (lora.base, lora.base_bytes, lora.frozen, lora.joint) == (number, 2.0, lora.trained, 2)
+    one = counted("peft.r=4", "agent_model.adapter_roles=[aux]")
+    assert (one.adapters, one.joint, one.trained) == (lora.adapters / 2, 1, lora.adapters / 2 + number)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)
@@ -203,6 +203,8 @@ def test_critics_are_trained_too(files, tmp_path):
     for form, critic in (("model", number), ("head", 0)):
         counted_here = counted(f"iac.critic_form={form}", algorithm="iac")
         assert counted_here.trained == 2 * number + 2 * critic
+    lora = counted("iac.critic_form=model", "peft.r=4", algorithm="iac")
+    assert lora.adapters == lora.trained - 2 * number and lora.joint == 2  # critics are not stacked
 
 
 def test_command(files, capsys, refused):

@@ -7,6 +7,7 @@ the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -236,6 +237,7 @@ class Size:
     agents: int  # number of agents
     acting: int  # number of agents that act in the first turn
     joint: int = 1  # number of agents that sample in one call
+    adapters: int = 0  # parameters of adapters of agents
     packs: bool = True  # whether rows of the update share their prompts
 
 
@@ -255,6 +257,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})
         own[role], base[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
+    on_base = Counter(names[role] for role, number in base.items() if number)
     largest = max(roles, key=lambda role: own[role] + base[role])
     if (run.agent_model.share_weights or (saved_team is not None and saved_team.form == "shared")) and not bases:
         own = {role: own[role] for role in roles[:1]}
@@ -286,7 +289,8 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         dimensions=text,
         **prompts,
         agents=len(roles),
-        joint=prompts["acting"] if len(bases) == 1 or len(own) < len(roles) else 1,
+        joint=min(prompts["acting"], len(roles) if len(own) < len(roles) else max(on_base.values(), default=1)),
+        adapters=sum(own[role] for role, number in base.items() if number),
         packs=not has_router_loss and can_pack(model, longest),
     )
 
@@ -384,7 +388,7 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     sampling = {
         "key-value cache": token * rows * longest,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
-        "stacked adapters": weight * size.trained if size.base and size.joint > 1 else 0.0,
+        "stacked adapters": weight * size.adapters if size.joint > 1 else 0.0,
         # Autocast keeps no copies of frozen weights
         "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
     }

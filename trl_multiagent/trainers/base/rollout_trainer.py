@@ -408,14 +408,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """Returns the losses of the critics on a micro-batch, which are added to the agents' losses."""
         return {}
 
-    def training_step(self, model: torch.nn.Module, inputs: list[dict], *args: Any) -> torch.Tensor:
+    def training_step(self, model: torch.nn.Module, inputs: list[dict], *args: Any, **kwargs: Any) -> torch.Tensor:
         with self.observer.timed("step"):
             model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
             batch = self._prepare_inputs(inputs)
             if batch.agents:
-                loss = super().training_step(model, batch, *args)
+                loss = super().training_step(model, batch, *args, **kwargs)
             else:
                 self._step += 1
                 loss = torch.zeros((), device=self.accelerator.device)
@@ -465,9 +465,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Logs
 
-    def log(self, *args: Any) -> None:
+    def log(self, *args: Any, **kwargs: Any) -> None:
         with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
-            super().log(*args)
+            super().log(*args, **kwargs)
         self.observer.show_completions()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
