@@ -365,11 +365,11 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     # Metrics and checkpoints
 
-    def log(self, *args: Any) -> None:
+    def log(self, *args: Any, **kwargs: Any) -> None:
         metrics = self._metrics["train"]
         if self.model.training and metrics and self._counts_env_steps:
             metrics["env_step"] = [self.env_step]
-        super().log(*args)
+        super().log(*args, **kwargs)
 
     def _process_state(self) -> dict[str, Any]:
         return {**super()._process_state(), "env_step": self.env_step}

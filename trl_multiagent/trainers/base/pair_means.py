@@ -95,6 +95,6 @@ class PairMeansMixin(CommonTrainerMixin):
         super()._load_process_state(state)
         self._total_train_tokens, self._sums = state["num_tokens"], state["sums"]
 
-    def log(self, *args: Any) -> None:
-        super().log(*args)
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        super().log(*args, **kwargs)
         self._sums["train" if self.model.training else "eval"].clear()

@@ -465,9 +465,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # Logs
 
-    def log(self, *args: Any) -> None:
+    def log(self, *args: Any, **kwargs: Any) -> None:
         with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
-            super().log(*args)
+            super().log(*args, **kwargs)
         self.observer.show_completions()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:

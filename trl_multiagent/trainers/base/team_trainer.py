@@ -290,19 +290,19 @@ class TeamTrainerMixin(CommonTrainerMixin):
             self._metrics["eval"].clear()
             self.team.train(training)
 
-    def log(self, *args: Any) -> None:
+    def log(self, *args: Any, **kwargs: Any) -> None:
         # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
         if self._eval_prefix.startswith("eval_"):
             name = self._eval_prefix.removeprefix("eval_")
             named = {f"{name}_{key}": values for key, values in self._metrics["eval"].items()}
             self._metrics["eval"] = defaultdict(list, named)
         with temporarily_set(integration_utils, rewrite_logs=tracker_names):
-            super().log(*args)
+            super().log(*args, **kwargs)
 
     # Optimizer
 
-    def create_optimizer(self, *args: Any) -> torch.optim.Optimizer:
-        optimizer = super().create_optimizer(*args)
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        optimizer = super().create_optimizer(*args, **kwargs)
         rates = self._learning_rates()
         if rates:
             owners = self._trained_parameters()
