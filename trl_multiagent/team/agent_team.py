@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from accelerate.utils import send_to_device
@@ -356,6 +356,16 @@ class AgentTeam(nn.Module):
 
     # Use after training
 
+    @overload
+    def collaborate(
+        self, item: dict | str, environment: Environment, num_turns: int | None = None, **kwargs: Any
+    ) -> list[Turn]: ...
+
+    @overload
+    def collaborate(
+        self, item: Iterable[dict | str], environment: Environment, num_turns: int | None = None, **kwargs: Any
+    ) -> list[list[Turn]]: ...
+
     def collaborate(
         self,
         item: dict | str | Iterable[dict | str],
@@ -367,7 +377,7 @@ class AgentTeam(nn.Module):
         stop_strings: Mapping[str, Sequence[str]] | None = None,
         seed: int | None = None,
         **generation_kwargs: Any,
-    ) -> list[Any]:
+    ) -> list[Turn] | list[list[Turn]]:
         """
         Plays one episode, or one for each of several items, which are played together, turn by turn.
 
