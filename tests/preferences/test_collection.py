@@ -136,6 +136,10 @@ def test_what_is_complete_is_not_collected_again_and_other_settings_are_refused(
         other.agents["main"].lm_head.weight[5, 5] += 1e-3
     with pytest.raises(ValueError, match="weights of the team was"):
         collect(folder, team=other)
+    with pytest.raises(
+        ValueError, match=r"data types of the weights was \['torch.float32'\], is \['torch.bfloat16'\]"
+    ):
+        collect(folder, team=tiny_team().bfloat16())
     with pytest.raises(ValueError, match="rows of the dataset was"):
         collect(folder, items=tiny_items().select(range(11, -1, -1)))
     # other pairs of the same candidates need no sampling

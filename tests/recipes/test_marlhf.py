@@ -134,6 +134,11 @@ def test_each_phase_resumes_on_its_own(finished, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")
     assert "holds another run: marlhf.reward_learning_rate was 0.001, is 0.0005" in capsys.readouterr().err
+    computed = phases().args.bf16
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):  # on the other kind of processor
+        patch.setattr("trl_multiagent.trainers.base.team_config.has_bf16_products", lambda on_cpu: not computed)
+        run_recipe("marlhf", TASK, [*argv, "--save_steps", "1"], "marlhf")
+    assert f"holds another run: marlhf.bf16 was {computed}, is {not computed}" in capsys.readouterr().err
     (run / "results.json").unlink()
     with pytest.raises(SystemExit):  # another reward model in its folder
         run_recipe("marlhf", TASK, [*argv, "--save_steps", "1", "--reward_learning_rate", "5e-4"], "marlhf")

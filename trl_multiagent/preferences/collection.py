@@ -201,6 +201,7 @@ class _Collection:
             "reasoning": team.reasoning,
             "arguments of chat templates": team.chat_template_kwargs,
             **{f"agent {role}": describe_agent(agent) for role, agent in team.agents.items()},
+            "data types of the weights": sorted({str(parameter.dtype) for parameter in team.parameters()}),
             "weights of the team": checksum_of_weights(team.parameters()),
             **(self.comparator.facts if self.comparator else {}),
             "rows of the dataset": digest_of_rows(self.dataset),

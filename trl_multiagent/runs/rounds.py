@@ -280,6 +280,7 @@ class PreferenceRun:
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
         decisive = by_path(run.merged, "output", "wandb", *(f"{algorithm}.{name}" for name in FREE_KEYS))
+        decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
         if learn_reward in self.stages:
             self.reward_base = self.reward.reward_model_name or settings.model_list[0]
