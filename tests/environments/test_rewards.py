@@ -1,6 +1,7 @@
 """Reward functions as TRL calls them: `async` ones, those for one role, reward models, and what they may ask for."""
 
 import asyncio
+import gc
 import os
 import threading
 from functools import partial
@@ -77,7 +78,7 @@ def test_plain_and_async_rewards_run_at_the_same_time():
 
 
 @pytest.mark.parametrize("blocks", [False, True])
-def test_a_deadline(blocks):
+def test_a_deadline(blocks, caplog):
     release = threading.Event()
     cancelled = threading.Event()
 
@@ -98,6 +99,8 @@ def test_a_deadline(blocks):
     assert cancelled.wait(60)
     env.reward_timeout = None
     assert [outcome.reward for outcome in env.score(ITEMS[:1] * 2, ACTIONS, [[], []])] == [1.0, 1.0]
+    gc.collect()
+    assert not caplog.records  # asyncio prints errors that nobody reads
 
 
 async def len_reward(completions, **columns):

@@ -598,5 +598,11 @@ def call_rewards(
 
 async def finish(name: str, output: Awaitable) -> Any:
     """Awaits the result of the function `name`."""
-    with task_code(name):
-        return await output
+    try:
+        with task_code(name):
+            return await output
+    except TaskError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # nobody reads an error, so asyncio would print it
+            raise asyncio.CancelledError from None
+        raise
