@@ -25,6 +25,9 @@ demo: the medians of what the run's log calls `time/generate`, `time/reward` and
 products: what the matrix products with the weights alone take in float32, in a model of SmolLM2-135M's shape, against
 the sampling loop and an update (one prompt of 100 tokens, 4 completions of 24), in float32 and in bfloat16. And the
 products of a token of 16 and 32 rows, with weights in float32 against bfloat16 and int8.
+
+compiled: a token of 32 rows by the forward of such a model in bfloat16, against the same through `torch.compile`, and
+what the compilation takes.
 """
 
 import argparse
@@ -47,6 +50,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -310,12 +314,38 @@ def in_int8(x: torch.Tensor, weight: torch.Tensor) -> None:
     torch._int_mm((x / scale).round().to(torch.int8), weight.T) * scale * torch.ones(len(weight))
 
 
-def measure_products(rounds: int, smoke: bool) -> list[Result]:
+def small_llama(smoke: bool) -> LlamaForCausalLM:
+    """Returns a random model of the shape of SmolLM2-135M."""
     size = (128, 16, 32, 1, 4, 4) if smoke else (49152, 576, 1536, 30, 9, 3)
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     torch.manual_seed(0)
     config = LlamaConfig(**dict(zip((*names, "num_key_value_heads"), size, strict=True)), tie_word_embeddings=True)
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+def measure_compiled(rounds: int, smoke: bool) -> list[Result]:
+    model = small_llama(smoke).to(torch.bfloat16)
+    prompts, token = torch.zeros(32, 60, dtype=torch.long), torch.zeros(32, 1, dtype=torch.long)
+
+    def seconds_per_token(forward: Callable[..., Any]) -> float:
+        cache, times = DynamicCache(config=model.config), []
+        model(prompts, past_key_values=cache)
+        for k in range(8 * rounds):
+            start = time.process_time()
+            forward(token, past_key_values=cache, position_ids=torch.full_like(token, 60 + k))
+            times.append(time.process_time() - start)
+        return statistics.median(times)
+
+    start = time.process_time()
+    compiled = torch.compile(model, dynamic=True, backend="eager" if smoke else "inductor")
+    seconds_per_token(compiled)
+    case = f"a token of 32 rows, compiled in {time.process_time() - start:.0f} s"
+    return [{"case": case, "ours": seconds_per_token(compiled), "other": seconds_per_token(model), "unit": "s"}]
+
+
+def measure_products(rounds: int, smoke: bool) -> list[Result]:
+    model = small_llama(smoke)
     add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     head = model.get_output_embeddings().weight
     body = [x.weight for x in model.modules() if isinstance(x, torch.nn.Linear) and x.weight is not head]
@@ -374,6 +404,7 @@ PARTS = {
     "waits": measure_waits,
     "demo": measure_demo,
     "products": measure_products,
+    "compiled": measure_compiled,
 }
 
 
