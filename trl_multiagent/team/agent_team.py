@@ -430,7 +430,8 @@ class AgentTeam(nn.Module):
         with self.evaluating():
             episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
         if are_texts:
-            episodes = [[Turn(turn.prompts, turn.joint_action, None)] for (turn,) in episodes]  # type: ignore[arg-type]
+            no_outcome: Any = None
+            episodes = [[Turn(turn.prompts, turn.joint_action, no_outcome)] for (turn,) in episodes]
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:
