@@ -8,7 +8,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from transformers import PreTrainedTokenizerBase
@@ -61,6 +61,12 @@ def check_template_kwargs(name: str, value: Any) -> None:
         json.dumps(value)
     except TypeError as error:
         raise ValueError(f"{name} is {value!r}, which cannot be saved as JSON: {error}.") from error
+
+
+def template_kwargs(reasoning: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of the chat template of an agent with these settings."""
+    thinking = {"enable_thinking": False} if reasoning == "none" else {}
+    return {**thinking, **kwargs}
 
 
 class CompletionReader:

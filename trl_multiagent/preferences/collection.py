@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,6 +51,7 @@ from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.chat_markers import marker_pattern
+from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -66,7 +67,7 @@ from trl_multiagent.preferences.rows import (
     text_columns,
 )
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.sampler import TeamSampler, render_chat
+from trl_multiagent.rollout.sampler import render_chat
 from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
@@ -286,9 +287,10 @@ class _Collection:
 
     def _prompts(self, node: Node) -> dict[str, Any]:
         """Returns the prompt of each role in the form in which the agent saw it: a text or chat messages."""
-        prompts, sampler = {}, TeamSampler(self.team, cast(Any, None))
+        prompts = {}
         for role in self.team.roles:
-            tokenizer, kwargs = self.team.tokenizers[role], sampler.template_kwargs(role)
+            tokenizer = self.team.tokenizers[role]
+            kwargs = template_kwargs(self.team.reasoning[role], self.team.chat_template_kwargs[role])
             as_chat = uses_chat_template(tokenizer, self.config.use_chat_template)
             markers = marker_pattern(tokenizer, partial(render_chat, tokenizer, **kwargs)) if as_chat else None
             prompt = whole_prompt(role, (), node.prompts[role], as_chat, markers=markers)

@@ -32,7 +32,7 @@ from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs
+from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs, template_kwargs
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -243,8 +243,7 @@ class TeamSampler:
 
     def template_kwargs(self, role: str) -> dict[str, Any]:
         """Returns the arguments of an agent's chat template."""
-        thinking = {"enable_thinking": False} if self.team.reasoning[role] == "none" else {}
-        return thinking | self.team.chat_template_kwargs[role]
+        return template_kwargs(self.team.reasoning[role], self.team.chat_template_kwargs[role])
 
     @property
     def chat_roles(self) -> frozenset[str]:

@@ -24,6 +24,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
 from trl_multiagent.models.packing import can_pack, divide
 from trl_multiagent.models.pretrained import find_file, gguf_file_of
+from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
@@ -324,8 +325,8 @@ def measure_prompts(
         tokenizer = load_tokenizer(source, given.get("tokenizer_kwargs", {}))
         as_chat = uses_chat_template(tokenizer, args.use_chat_template)
         reasoning = given.get("reasoning", saved_team and saved_team.reasoning[role])
-        kwargs = {"enable_thinking": False} if reasoning == "none" else {}
-        kwargs |= given.get("chat_template_kwargs", saved_team.chat_template_kwargs[role] if saved_team else {})
+        own_kwargs = saved_team.chat_template_kwargs[role] if saved_team else {}
+        kwargs = template_kwargs(reasoning, given.get("chat_template_kwargs", own_kwargs))
         prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
         if prompts:
             own.append(tokenize_prompts(tokenizer, prompts, **kwargs))
