@@ -125,6 +125,11 @@ class Stop(BaseException):
     pass
 
 
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
 RETURNED = {
     "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
     "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
@@ -140,6 +145,7 @@ RAISED = {
     "a function for texts": (TypeError("expected string, got 'dict'"), "A completion is a dict by role"),
     "CancelledError": (asyncio.CancelledError(), "raised CancelledError"),
     "another BaseException": (Stop("enough"), "raised Stop: enough"),
+    "one without a text": (Unprintable(1), "raised Unprintable"),
 }
 
 

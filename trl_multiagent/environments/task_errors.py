@@ -56,13 +56,17 @@ def task_code(name: str) -> Iterator[None]:
         raise UnavailableError(f"{name} needs a library that is missing: {describe(error)}") from error
     except BaseException as error:
         # A reward of TRL reads a completion as a text, or as a list of messages, `completion[0]`
-        is_of_trl = "reward" in name and (error.args == (0,) or "'dict'" in str(error))
-        raise TaskError(f"{name} raised {describe(error)}{FOR_ONE_AGENT if is_of_trl else ''}") from error
+        text = describe(error)
+        is_of_trl = "reward" in name and (error.args == (0,) or "'dict'" in text)
+        raise TaskError(f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}") from error
 
 
 def describe(error: BaseException) -> str:
     """Returns the type and the message of an error, on one line."""
-    text = printable(" ".join(str(error).split()))
+    try:
+        text = printable(" ".join(str(error).split()))
+    except Exception:  # the error's `__str__` fails
+        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
