@@ -47,9 +47,10 @@ With `single`, one agent with the prompts of main answers once, and the peer is 
 With `--model smollm2`, the task is `hidden` of recipes/real: a speaker tells a decider what is in a box. Both systems
 play trees of two turns with 16 scored answers for each of two items: full weights in float32, or LoRA of rank 16 on a
 base in float32, temperature 0.7, at most 8 tokens. CoMLRL has no LoRA, and all its agents answer in every turn. One
-agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. The rate is 1e-6,
-so that all steps sample from the same policy. Peak memory is that beyond the libraries; beside it stands what
-`trl-multiagent plan` computes. `--runs` takes some of the rows; the output file keeps the others.
+agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. Steps are timed
+at a rate of 1e-6, so that all of them sample from the same policy; `--learning_rate` shows what is learned. Peak
+memory is that beyond the libraries; beside it stands what `trl-multiagent plan` computes. `--runs` takes some of the
+rows; the output file keeps the others.
 
 Differences that remain, all of them the systems' own:
 - The peer takes one optimizer step per agent and turn, here one step for the whole team; env steps are what is
@@ -128,6 +129,7 @@ def main() -> None:
     parser.add_argument(
         "--runs", nargs="+", choices=RUNS, default=[*RUNS], help="with --model: the rows (default: all)"
     )
+    parser.add_argument("--learning_rate", type=float, default=1e-6, help="with --model (default: 1e-6)")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
@@ -223,7 +225,7 @@ def real_model(options: argparse.Namespace) -> None:
         system, agents, lora = RUNS[name]
         size = 2 if agents == 2 else 8
         settings = {**REAL, "model": model, "agents": agents, "lora": lora, "bf16": "bf16" in name}
-        settings |= {"learning_rate": 1e-6, "items_per_step": size, "threads": options.threads}
+        settings |= {"learning_rate": options.learning_rate, "items_per_step": size, "threads": options.threads}
         settings["items"] = draw(TRAINING, (steps + 1) * size, seed=0)
         python = peer_python(make=True) if system == "peer" else sys.executable
         records = run({f"hidden_{system}": python}, settings, name)[f"hidden_{system}"]
