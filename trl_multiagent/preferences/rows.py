@@ -107,9 +107,10 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
         raise ValueError(f"`{name}` has no rows.")
     numbers = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
     texts = [column for role in roles for column in text_columns(role)]
-    for index, row in enumerate(dataset.select_columns([*texts, *numbers])):
+    answers = [column for role in roles for column in answer_columns(role) if column in dataset.column_names]
+    for index, row in enumerate(dataset.select_columns([*texts, *answers, *numbers])):
         try:
-            _check_row(row, roles, numbers)
+            _check_row(row, roles, answers, numbers)
         except ValueError as error:
             raise ValueError(f"Row {index} of `{name}`: {error}") from None
 
@@ -125,12 +126,12 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         raise ValueError(f"`{name}` has only one of {CHOSEN_REWARD!r} and {REJECTED_REWARD!r}: give both or none.")
 
 
-def _check_row(row: dict[str, Any], roles: Sequence[str], numbers: list[str]) -> None:
+def _check_row(row: dict[str, Any], roles: Sequence[str], answers: list[str], numbers: list[str]) -> None:
     texts = []
     for role in roles:
-        prompt, *answers = text_columns(role)
-        texts.append([_text(row[column], column) for column in (prompt, *answers)])
-        for column in answers:
+        prompt, *completions = text_columns(role)
+        texts.append([_text(row[column], column) for column in (prompt, *completions)])
+        for column in completions:
             if isinstance(row[column], str) != isinstance(row[prompt], str):
                 raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
             if not isinstance(row[column], str) and row[column][0]["role"] != "assistant":
@@ -141,6 +142,9 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], numbers: list[str]) ->
         raise ValueError("the chosen answer is empty.")
     if chosen == rejected:
         raise ValueError("the chosen and the rejected answers are the same.")
+    for column in answers:
+        if not isinstance(row[column], (str, type(None))):
+            raise ValueError(f"{column!r} is {row[column]!r}; it must be a text.")
     for column in numbers:
         if not isinstance(row[column], (int, float)) or not math.isfinite(row[column]):
             raise ValueError(f"{column!r} is {row[column]!r}; it must be a finite number.")
