@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import yaml
 
-from trl_multiagent import AgentTeam, MAGRPOConfig, cli
+from trl_multiagent import AgentTeam, IACConfig, MAGRPOConfig, cli
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.models.packing import pack
 from trl_multiagent.runs.plan import Size, memory_parts, size_of
@@ -61,6 +61,15 @@ def test_sampling():
     # Three prompts, without their completions
     reading = 3 * 1000 * (token + 4 * (4 * config.hidden_size + 3 * config.intermediate_size))
     assert alone["prompts"] == max(0, reading - alone["key-value cache"] - alone["probabilities"]) > 0
+
+
+@pytest.mark.parametrize(("critic_type", "text"), [("v", 10), ("q", 16)])
+def test_critics_are_in_the_same_backward(critic_type, text):
+    rows = {"items_per_device": 4, "per_device_train_batch_size": 2, "max_completion_length": 6}
+    rows |= {"gradient_checkpointing": False, "use_cpu": True, "report_to": "none"}
+    args = IACConfig("plan", critic_type=critic_type, **rows)
+    alone, all_ = (memory_parts(args, size(critics=n), 0, 1)["update"]["activations"] for n in (0, 2))
+    assert all_ / alone == (2 * 2 * 16 + 2 * 2 * text) / (2 * 2 * 16)  # two agents, two rows of 10 + 6 tokens
 
 
 # Peaks in MiB that benchmarks/memory/team.py measured: two full agents with 103.8 M parameters together, rows of about

@@ -240,6 +240,7 @@ class Size:
     joint: int = 1  # number of agents that sample in one call
     adapters: int = 0  # parameters of adapters of agents
     packs: bool = True  # whether rows of the update share their prompts
+    critics: int = 0  # number of critics
 
 
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
@@ -267,9 +268,10 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     frozen = sum(own.values()) - trained
     if vars(args).get("beta", 0.0) != 0.0:
         frozen += trained  # of reference policies
+    critics = args.critic_names(learning)
     if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
         adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
-        for name in model_names(args.critic_models, args.critic_names(learning)).values():
+        for name in model_names(args.critic_models, critics).values():
             config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
             trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
     base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
@@ -293,6 +295,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         joint=min(prompts["acting"], len(roles) if len(own) < len(roles) else max(on_base.values(), default=1)),
         adapters=sum(own[role] for role, number in base.items() if number),
         packs=not has_router_loss and can_pack(model, longest),
+        critics=len(critics),
     )
 
 
@@ -400,25 +403,26 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     rows_of_step = args.items_per_device * args.rows_per_item
     scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
     rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
-    # The completions of a node share its prompt, and an agent's prompts what they begin with, if they are in one row
-    shared = [0] * math.ceil(rows / size.agents)
-    for k in range(1, len(shared) if size.packs else 0):
-        shared[k] = prompt if k % args.completions_per_node else size.common
-    firsts = divide([longest] * len(shared), shared, text.hidden_size)
-    packed = [(end - k) * longest - sum(shared[k + 1 : end]) for k, end in pairwise([*firsts, len(shared)])]
-    tokens = size.agents * len(packed) * max(packed)
+    tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, args.completions_per_node)
+    with_critics = tokens
+    if size.critics:  # one backward for agents and critics; a central critic reads the prompts of all agents
+        is_q = args.critic_type == "q"
+        texts = rows_of_step if is_q else args.items_per_device * sum(args.nodes_per_turn)
+        texts = math.ceil(texts / math.ceil(rows_of_step / args.per_device_train_batch_size))
+        length, alike = (longest, args.completions_per_node) if is_q else (prompt, 1)
+        with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
     # Under autocast, what stands between the products is in float32
-    layer = tokens * number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)
-    kept = layers * tokens * number * text.hidden_size
+    layer = number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)  # for each token
+    kept = layers * with_critics * number * text.hidden_size
     # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
     whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, text.intermediate_size))
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
-        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents)
+        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents + size.critics)
     live = min(size.trained + size.frozen + size.base, MAX_LIVE)
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + layer if args.gradient_checkpointing else layers * layer,
+        "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         # DeepSpeed fetches several weights as one tensor and copies them from it
         "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
@@ -426,3 +430,16 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
     }
     return {"held": held, "sampling": sampling, "update": update}
+
+
+def tokens_of(size: Size, sequences: int, length: int, prompt: int, completions: int) -> int:
+    """
+    Counts the tokens of a forward. The completions of a prompt share it, and an agent's prompts what they begin with,
+    if they are in one row.
+    """
+    shared = [0] * sequences
+    for k in range(1, sequences if size.packs else 0):
+        shared[k] = prompt if k % completions else size.common
+    firsts = divide([length] * sequences, shared, size.dimensions.hidden_size)
+    packed = [(end - k) * length - sum(shared[k + 1 : end]) for k, end in pairwise([*firsts, sequences])]
+    return len(packed) * max(packed)
