@@ -65,12 +65,15 @@ def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torc
     """
     Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape
     `(outputs, sum of ranks)`, and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each
-    adapter, its scaling at its own ranks and 0 elsewhere.
+    adapter, its scaling at its own ranks and 0 elsewhere. Under autocast, the weights have the type of its products.
     """
     present = [adapter for adapter in adapters if adapter in layer.lora_A]
     all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
     all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
     factors, start = all_a.new_zeros(len(adapters), 1, len(all_a)), 0
+    if torch.is_autocast_enabled(all_a.device.type):
+        dtype = torch.get_autocast_dtype(all_a.device.type)
+        all_a, all_b = all_a.to(dtype), all_b.to(dtype)
     for adapter in present:
         end = start + len(layer.lora_A[adapter].weight)
         factors[list(adapters).index(adapter), :, start:end] = layer.scaling[adapter]

@@ -392,13 +392,13 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     sampling = {
         "key-value cache": token * rows * longest,
         "probabilities": 3 * 4.0 * rows * text.vocab_size,
-        "stacked adapters": weight * size.adapters if size.joint > 1 else 0.0,
+        "stacked adapters": number * size.adapters if size.joint > 1 else 0.0,
         # Autocast keeps no copies of frozen weights
         "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
     }
-    # Before, the prompts are read, each once
+    # Before, the prompts are read, each once. Adapters add their result to that of the base
     reading = math.ceil(rows / args.completions_per_node) * prompt
-    reading *= token + number * (4 * text.hidden_size + 3 * text.intermediate_size)
+    reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * text.intermediate_size
     sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
     rows_of_step = args.items_per_device * args.rows_per_item
     scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
@@ -411,8 +411,9 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         texts = math.ceil(texts / math.ceil(rows_of_step / args.per_device_train_batch_size))
         length, alike = (longest, args.completions_per_node) if is_q else (prompt, 1)
         with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
-    # Under autocast, what stands between the products is in float32
-    layer = number * ((16 if half else 12) * text.hidden_size + 4 * text.intermediate_size)  # for each token
+    # Of each token. Under autocast, what stands between products is in float32. Frozen norms keep no inputs
+    states = (14 if half else 8) if size.base else (17 if half else 10)
+    layer = number * (states * text.hidden_size + 4 * text.intermediate_size)
     kept = layers * with_critics * number * text.hidden_size
     # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
     whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, text.intermediate_size))
