@@ -114,7 +114,7 @@ RUNS = {"CoMLRL, full": ("peer", 2, False), "ours, full": ("ours", 2, False), "o
 RUNS |= {"TRL, one agent, full": ("trl", 1, False), "ours, one agent, full": ("ours", 1, False)}
 RUNS |= {"TRL, one agent, LoRA": ("trl", 1, True), "ours, one agent, LoRA": ("ours", 1, True)}
 RUNS |= {f"{name}, bf16": RUNS[name] for name in ("ours, full", "ours, one agent, full")}
-REAL = {"num_generations": 4, "max_new_tokens": 8, "rows_per_forward": 8, "temperature": 0.7, "seed": 0}
+REAL = {"num_generations": 4, "max_new_tokens": 8, "rows_per_forward": 8, "temperature": 0.7}
 
 
 def main() -> None:
@@ -133,7 +133,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each system (default: 1)")
     parser.add_argument("--steps", type=int, help="timed steps per setting (default: 8, quick: 3, 0: no times)")
     parser.add_argument("--seeds", type=int, help="seeds of the reward curve (default: 3, quick: 1, 0: no curve)")
-    parser.add_argument("--first_seed", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument(
+        "--first_seed", type=int, default=0, help="the first of them; with --model, the only one (default: 0)"
+    )
     parser.add_argument("--output", type=Path, default=Path("comlrl.json"), help="where the JSON goes")
     options = parser.parse_args()
     if options.model:
@@ -226,6 +228,7 @@ def real_model(options: argparse.Namespace) -> None:
         size = 2 if agents == 2 else 8
         settings = {**REAL, "model": model, "agents": agents, "lora": lora, "bf16": "bf16" in name}
         settings |= {"learning_rate": options.learning_rate, "items_per_step": size, "threads": options.threads}
+        settings["seed"] = options.first_seed
         settings["items"] = draw(TRAINING, (steps + 1) * size, seed=0)
         python = peer_python(make=True) if system == "peer" else sys.executable
         records = run({f"hidden_{system}": python}, settings, name)[f"hidden_{system}"]
