@@ -8,9 +8,12 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
+from trl_multiagent.runs.plan import size_of
 
+from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_environment, tiny_team, tiny_trainer
 
 
@@ -99,3 +102,19 @@ def test_greedy_texts_are_those_of_generate(tmp_path, family):
         mask = torch.zeros(1, 1, 12, 12).masked_fill(torch.ones(12, 12).triu(1).bool(), -torch.inf)
         packed = model(input_ids=row, attention_mask=mask, position_ids=torch.arange(12)[None]).logits
         assert torch.allclose(packed, model(input_ids=row).logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
+def test_the_plan_counts_what_the_team_trains(tmp_path, monkeypatch, family):
+    monkeypatch.chdir(tmp_path)
+    number = composite(family, "base").num_parameters()
+    (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n')
+    task = "{dataset: {name: rows.jsonl}, prompts: {aux: '{x}', main: '{x}'}, agent_model: {name: base},"
+    task += "reward_funcs: [trl.rewards.think_format_reward], magrpo: {use_cpu: true, bf16: false}}"
+    (tmp_path / "run.yaml").write_text(task)
+    for form, setting in (("full", "seed=1"), ("shared", "agent_model.share_weights=true"), ("lora", "peft.r=2")):
+        run = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", setting])
+        size = size_of(run, run.make_environment(), [{"x": "1"}])
+        team = AgentTeam.from_pretrained("base", ROLES, run.peft_config, share_weights=form == "shared")
+        trained, frozen = (sum(x.numel() for x in team.parameters() if x.requires_grad == y) for y in (True, False))
+        assert (size.trained, size.frozen + size.base) == (trained, frozen) and size.largest >= number

@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 )
 from peft import PeftModel
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
@@ -37,10 +37,8 @@ class TooLongError(ValueError):
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """
-    Loads a model. It stays on the CPU, because the trainer places the whole team on the accelerator.
-
-    A composite checkpoint, with a text model and others such as a vision tower, gets the class that it names, so that
-    it is saved under that class and its keys. Only its text model has parameters to train, see [`text_parameters`].
+    Loads a model, of the class that [`class_of`] returns. It stays on the CPU, because the trainer places the whole
+    team on the accelerator. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
     name, file = gguf_file_of(name)
     kwargs |= file
@@ -48,9 +46,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     is_gguf = kwargs.get("gguf_file") is not None
     if not is_gguf:
         given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
-        config = AutoConfig.from_pretrained(name, **given)
-        if config.get_text_config() is not config and not config.is_encoder_decoder and config.architectures:
-            architecture = getattr(transformers, config.architectures[0], architecture)
+        architecture = class_of(AutoConfig.from_pretrained(name, **given))
     model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
     if is_gguf:
         return as_plain(model, str(Path(name) / file["gguf_file"]) if file else name)
@@ -59,6 +55,23 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
         for parameter in text_parameters(model):
             parameter.requires_grad_(True)
     return model
+
+
+def class_of(config: PreTrainedConfig) -> Any:
+    """
+    Returns the class that loads a checkpoint. A composite one, with a text model and others such as a vision tower,
+    gets the class that it names, so that it is saved under that class and its keys.
+    """
+    if config.get_text_config() is config or config.is_encoder_decoder or not config.architectures:
+        return AutoModelForCausalLM
+    return getattr(transformers, config.architectures[0], AutoModelForCausalLM)
+
+
+def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
+    """Builds the model of a checkpoint on the device `meta`."""
+    cls = class_of(config)
+    with torch.device("meta"):
+        return cls.from_config(config) if cls is AutoModelForCausalLM else cls(config)
 
 
 def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:

@@ -6,6 +6,7 @@ docs/distributed.md for the formulas. The memory of sampling and of the update i
 the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,13 +18,13 @@ import torch
 from accelerate import PartialState
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
 from trl_multiagent.models.packing import can_pack, divide
-from trl_multiagent.models.pretrained import find_file, gguf_file_of
+from trl_multiagent.models.pretrained import find_file, gguf_file_of, outside_of_text, text_parameters, without_weights
 from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
@@ -249,38 +250,39 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
     names = {}  # the model of each role; for an adapter, its base
     configs = {}
-    own = {}
-    base = {}
+    own, base, rest = {}, {}, {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
         names[role] = source if saved is None else str(saved.base_model_name_or_path)
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
         folder, file = gguf_file_of(names[role])
         configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})
-        own[role], base[role] = count_parameters(configs[role], saved or fresh)
+        own[role], base[role], rest[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
     on_base = Counter(names[role] for role, number in base.items() if number)
-    largest = max(roles, key=lambda role: own[role] + base[role])
+    largest = max(roles, key=lambda role: own[role] + base[role] + rest[role])
+    size_of_largest = own[largest] + base[largest] + rest[largest]
     if (run.agent_model.share_weights or (saved_team is not None and saved_team.form == "shared")) and not bases:
         own = {role: own[role] for role in roles[:1]}
     learning = [role for role in roles if role not in (args.frozen_agents or ())]
     trained = sum(number for role, number in own.items() if role in learning)
-    frozen = sum(own.values()) - trained
+    outside = sum(rest[role] for role in own)
+    frozen = sum(own.values()) - trained + outside
     if vars(args).get("beta", 0.0) != 0.0:
-        frozen += trained  # of reference policies
+        frozen += trained + outside  # of reference policies
     critics = args.critic_names(learning)
     if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
         adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
         for name in model_names(args.critic_models, critics).values():
             config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
-            trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
+            number, _, outside = count_parameters(config, adapter if args.critic_form == "adapter" else None)
+            trained += number + outside
     base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
     prompts = measure_prompts(run, names, saved_team, environment, items)
     text = configs[largest].get_text_config()
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(configs[largest])
+    model = without_weights(configs[largest])
     has_router_loss = has_routers(model) and router_loss_coef(text, args.router_aux_loss_coef) != 0.0
     longest = prompts["prompt"] + args.num_turns * args.max_completion_length
     return Size(
@@ -288,7 +290,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         frozen=frozen,
         base=sum(bases.values()),
         base_bytes=base_bytes,
-        largest=own.get(largest, max(own.values())) + base[largest],
+        largest=size_of_largest,
         dimensions=text,
         **prompts,
         agents=len(roles),
@@ -299,15 +301,21 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     )
 
 
-def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int]:
-    """Returns the parameters of a model and 0, or those of an adapter and of its base."""
+def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int, int]:
+    """
+    Returns the parameters of a model that texts reach, 0 and those of its other parts; or the parameters of an
+    adapter, those of its base and 0.
+    """
+    model = without_weights(config)
+    number = model.num_parameters()
+    if adapter is None:
+        of_text = sum(parameter.numel() for parameter in text_parameters(model))
+        return of_text, 0, number - of_text
+    adapter = copy.deepcopy(adapter)
+    adapter.inference_mode = False  # saved adapters have True
+    adapter.exclude_modules = adapter.exclude_modules or outside_of_text(model)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-        number = model.num_parameters()
-        if adapter is None:
-            return number, 0
-        adapter.inference_mode = False  # saved adapters have True
-        return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number
+        return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number, 0
 
 
 def measure_prompts(
