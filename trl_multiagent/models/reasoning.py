@@ -167,8 +167,8 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
     """
     Returns the reasoning in a text, and the answer: what follows the last closing tag. `</think>` does not count in
     quotation marks and, after the reasoning, in a block of code; no text quotes the tags of other models. `opened`:
-    whether the prompt ends with the opening tag. A reasoning that does not end is left out, and has no answer; `<think>`
-    has to begin a line.
+    whether the prompt ends with the opening tag. A reasoning that does not end is left out, and has no answer. It
+    begins with a tag, which for `<think>` has to begin a line.
     """
     begin, end = map(re.escape, tags)
     words, others = (WORDS, f"{CODE}|{WORDS}|{PHRASES}") if tags[0] == BEGIN else ("(?!)", "(?!)")
