@@ -5,7 +5,7 @@ import torch
 import transformers
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
-from transformers import GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
+from transformers import BitsAndBytesConfig, GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.yaml_task import TASK
@@ -87,12 +87,23 @@ def test_a_composite_checkpoint_is_trained_as_text_and_stays_what_it_was(tmp_pat
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in team.state_dict().items())
 
 
+def test_a_composite_base_in_4_bits_has_adapters_alone_to_train(tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    composite("mistral3", tmp_path)
+    quantization = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype="float32")
+    lora = LoraConfig(target_modules="all-linear", r=2)
+    team = AgentTeam.from_pretrained(tmp_path, ROLES, lora, quantization_config=quantization)
+    trained = [name for name, x in team.named_parameters() if x.requires_grad]
+    assert trained and all("lora_" in name for name in trained)
+
+
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
 def test_greedy_texts_are_those_of_generate(tmp_path, family):
     """Prompts of several lengths share a call, and may share a row of the update."""
     model = composite(family, tmp_path)
     config = GenerationConfig(max_new_tokens=6, do_sample=False, pad_token_id=257, eos_token_id=[256])
     prompts = [[65, 66, 67], [68] * 9, [70]]
+    generate_groups(model, prompts[:1], [[0, 1]], config)  # another number of rows
     found = generate_groups(model, prompts, [[0, 1]] * 3, config)
     for prompt, group in zip(prompts, found, strict=True):
         plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=config)[0, len(prompt) :].tolist()

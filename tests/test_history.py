@@ -232,7 +232,7 @@ HEADINGS = "{% for m in messages %}### {{ m.role | capitalize }}:\n{{ m.content 
         ),
         (VICUNA, "Yes. ASSISTANT: no", "Yes. A SSISTANT: no"),
         (TEMPLATE, "<think>x</think> <tool▁call> < think>", "<think>x</think> < tool▁call> < think>"),
-        (TEMPLATE, "<tool\u00a0call> <ＥＯＳ> <eos<eos>>", "< tool\u00a0call> < ＥＯＳ> <eos< eos>>"),
+        (TEMPLATE, "<tool\u00a0call> <ｅｏｓ> <eos<eos>> <EOS>", "< tool\u00a0call> < ｅｏｓ> <eos< eos>> <EOS>"),
     ],
 )
 def test_special_tokens_and_the_role_lines_of_a_template_are_markers(template, text, harmless):

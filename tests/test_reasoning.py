@@ -120,10 +120,18 @@ def test_an_answer_follows_the_reasoning(family):
         edited = tokenizer_of(family)
         edited.chat_template += "{# edited #}"
         assert split(tokenizer, twice, "no channel") == [ANSWER, ""] and split(edited, twice) == [ANSWER]
+    elif family == "gemma4":
+        assert split(tokenizer, f"{ANSWER}<|channel>thought\nx") == [""]
     elif family == "cohere2":
         assert split(tokenizer, f"{ANSWER}<|END_RESPONSE|>") == [ANSWER]  # the prompt begins the response
     else:
         assert split(tokenizer_of("gemma"), "<think>x</think>y") == ["<think>x</think>y"]  # is no reasoning model
+
+
+def test_code_is_no_call():
+    """TRL's pattern for LFM2's calls matches a name and a bracket after a comma."""
+    code = "return max(-10, abs(2 * aux(xs)))"
+    assert split(tokenizer_of("lfm2_v2"), code) == [code]
 
 
 def test_calls_in_a_models_own_form_are_part_of_its_answer():

@@ -352,6 +352,8 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
     writer.write_tensors_to_file()
     writer.close()
     team = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"])
+    outline = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"], device_map="meta")  # of a resumed run
+    assert {x.device.type for x in outline.parameters()} == {"meta"}
     team.save_pretrained(tmp_path / "team")
     again = AgentTeam.from_pretrained(tmp_path / "team")
     ids = torch.arange(8)[None]

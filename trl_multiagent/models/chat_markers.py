@@ -55,19 +55,23 @@ def marker_pattern(
     with contextlib.suppress(TemplateError):  # many templates take no system message
         lines += filter(NAMES_A_ROLE.search, beside_messages(render(WITH_SYSTEM)))
     tokens, lines = (["".join(map(fold, text)).strip() for text in texts] for texts in (tokens, lines))
+    lines = [line.casefold() for line in lines]
     lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
     lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]
-    markers = sorted({marker for marker in (*tokens, *lines) if len(marker) > 1})
-    turns = "".join(map(fold, turns))
+    tokens, lines = (sorted({marker for marker in texts if len(marker) > 1}) for texts in (tokens, lines))
+    turns = "".join(map(fold, turns)).casefold()
 
     def places(marker: str) -> str:
-        """Returns a pattern for the places at which a marker counts."""
+        """Returns a pattern for a marker, at the places where it counts."""
+        pattern = re.escape(marker).replace(r"\ ", r"\ *")
         if not marker[0].isalnum():
-            return ""
-        return r"(?<!\S)" if re.search(rf"{CONTENT} *{re.escape(marker)}", turns) else "^"
+            return pattern
+        return (r"(?<!\S)" if re.search(rf"{CONTENT} *{re.escape(marker.casefold())}", turns) else "^") + pattern
 
-    chosen = "|".join(places(marker) + re.escape(marker).replace(r"\ ", r"\ *") for marker in markers)
-    beginnings = "".join(re.escape(marker[0]) for marker in markers)
+    markers = [*tokens, *lines]
+    # No tokenizer reads `<EOS>` as `<eos>`. A model may read `[inst]` as the `[INST]` of its template
+    chosen = "|".join([*map(places, tokens), *(f"(?i:{places(line)})" for line in lines)])
+    beginnings = "".join({re.escape(x) for marker in markers for x in (marker[0], marker[0].upper())})
     # Lookahead consumes nothing, because a marker may be within another one. Without markers, the pattern never
     # matches
     return re.compile(f"(?=[{beginnings}])(?={chosen})" if markers else r"(?!)", re.MULTILINE)
@@ -76,11 +80,11 @@ def marker_pattern(
 @lru_cache(maxsize=65536)
 def fold(character: str) -> str:
     """
-    Normalizes a character as a tokenizer may: removes case, accents, width, kinds of white space (SentencePiece writes
+    Normalizes a character as a tokenizer may: removes accents, width, kinds of white space (SentencePiece writes
     `▁`) other than a new line, and characters that are invisible, private or unknown.
     """
     return "".join(
-        x if x == "\n" else " " if x.isspace() or x == "▁" else x.casefold()
+        x if x == "\n" else " " if x.isspace() or x == "▁" else x
         for x in unicodedata.normalize("NFKD", character)
         if x in "\t\n\r" or (unicodedata.category(x)[0] not in "CM" and x != "\ufffd")
     )

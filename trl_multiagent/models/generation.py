@@ -142,6 +142,9 @@ def _generate(
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
+    for module in model.modules():  # Qwen's vision models keep those of a call, whose rows may be others
+        if hasattr(module, "rope_deltas"):
+            module.rope_deltas = None
     with without_own_settings(model):
         output_ids = cast(Any, model).generate(
             input_ids=input_ids[owners],

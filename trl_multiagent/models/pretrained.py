@@ -53,7 +53,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     if model.config.get_text_config() is not model.config:
         model.requires_grad_(False)
         for parameter in text_parameters(model):
-            parameter.requires_grad_(True)
+            parameter.requires_grad_(parameter.is_floating_point())  # quantized ones are integers
     return model
 
 
@@ -88,8 +88,9 @@ def as_plain(model: PreTrainedModel, name: str) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     del config.quantization_config
     config._name_or_path = name
-    plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
-    plain.load_state_dict(model.state_dict())
+    with torch.device(model.device):  # `meta` where the weights come from a checkpoint
+        plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
+    plain.load_state_dict(model.state_dict(), assign=model.device.type == "meta")
     plain.generation_config = model.generation_config
     return plain
 

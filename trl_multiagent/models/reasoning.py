@@ -117,6 +117,8 @@ class CompletionReader:
             return found
         prefix = self.tokenizer.decode(prompt_ids)
         for k, (ids, text) in enumerate(zip(completion_ids, texts, strict=True)):
+            if self.parser is not self.tokenizer and "<|tool_call" not in self.tokenizer.decode(ids):
+                continue  # TRL's pattern for LFM2 would take `, max(x)` in code for a call
             with contextlib.suppress(ValueError):  # what a model writes need not be well formed
                 parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
@@ -165,13 +167,14 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
     """
     Returns the reasoning in a text, and the answer: what follows the last closing tag. `</think>` does not count in
     quotation marks and, after the reasoning, in a block of code; no text quotes the tags of other models. `opened`:
-    whether the prompt ends with the opening tag. A reasoning that begins a line and does not end is left out, and has
-    no answer.
+    whether the prompt ends with the opening tag. A reasoning that does not end is left out, and has no answer. It
+    begins with a tag, which for `<think>` has to begin a line.
     """
     begin, end = map(re.escape, tags)
     words, others = (WORDS, f"{CODE}|{WORDS}|{PHRASES}") if tags[0] == BEGIN else ("(?!)", "(?!)")
     inside = re.compile(f"{words}|(?P<end>{end})")
-    outside = re.compile(f"{others}|(?P<begin>(?:^|(?<={end})) *{begin})|(?P<end>{end})", re.MULTILINE)
+    place_of_begin = rf"(?:^|(?<={end})) *" if tags[0] == BEGIN else ""
+    outside = re.compile(f"{others}|(?P<begin>{place_of_begin}{begin})|(?P<end>{end})", re.MULTILINE)
     place, last, is_open = 0, None, opened
     while match := (inside if is_open else outside).search(text, place):
         place = match.end()
