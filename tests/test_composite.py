@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import BitsAndBytesConfig, GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
 
@@ -95,6 +95,23 @@ def test_a_composite_base_in_4_bits_has_adapters_alone_to_train(tmp_path):
     team = AgentTeam.from_pretrained(tmp_path, ROLES, lora, quantization_config=quantization)
     trained = [name for name, x in team.named_parameters() if x.requires_grad]
     assert trained and all("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}])
+def test_an_adapter_of_the_text_model_is_refused_for_the_whole_checkpoint(tmp_path, options):
+    composite("qwen3_5", tmp_path / "base")
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    text.save_pretrained(tmp_path / "text")
+    adapted = get_peft_model(text, LoraConfig(target_modules=["q_proj"], r=2, **options))
+    adapted.save_pretrained(tmp_path / "adapter")
+    for folder in ("adapter", "text"):
+        byte_tokenizer().save_pretrained(tmp_path / folder)
+    names = [str(tmp_path / "adapter")] * 2
+    with pytest.raises(ValueError, match=r"does not fit its base .* as Qwen3_5ForC.*: one of the two has no '"):
+        AgentTeam.from_pretrained(names, ROLES)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "text")  # as the message advises
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert AgentTeam.from_pretrained(names, ROLES).form == "lora"
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])
