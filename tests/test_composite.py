@@ -11,6 +11,7 @@ from transformers.models.auto import tokenization_auto
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.yaml_task import TASK
+from trl_multiagent.hub import team_card
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.runs.plan import size_of
@@ -86,6 +87,11 @@ def test_a_composite_checkpoint_is_trained_as_text_and_stays_what_it_was(tmp_pat
         with torch.no_grad():
             assert torch.allclose(plain.eval()(input_ids=ids).logits, expected, atol=1e-5)
             assert not torch.allclose(original(input_ids=ids).logits, expected, atol=1e-3)
+    card = str(team_card(team.summary(), str(tmp_path / "team")))
+    names = {}
+    exec(card.split("```python\n")[2].split("```")[0], names)  # of the last agent
+    with torch.no_grad():
+        assert torch.allclose(names["model"].eval()(input_ids=ids).logits, expected, atol=1e-5)
     again = AgentTeam.from_pretrained(tmp_path / "team")
     assert all(torch.equal(x, again.state_dict()[name]) for name, x in team.state_dict().items())
 

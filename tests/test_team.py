@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.hub import team_card
+from trl_multiagent.models.pretrained import gguf_file_of
 
 from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
 
@@ -365,5 +367,14 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
     mixed.save_pretrained(tmp_path / "mixed")
     again = AgentTeam.from_pretrained(tmp_path / "mixed")
     assert all(torch.equal(x, y) for x, y in zip(again.parameters(), mixed.parameters(), strict=True))
+    card = str(team_card(mixed.summary()[:1], str(tmp_path / "mixed")))
+    names = {}
+    exec(card.split("```python\n")[2].split("```")[0], names)
+    with mixed.activate("aux") as agent:
+        assert torch.equal(names["model"].eval()(ids).logits, agent(ids).logits)
     named = AgentTeam.from_pretrained(folder, ["aux"], gguf_file="model.gguf")  # as in a repository
     assert torch.equal(named.agents["aux"](ids).logits, team.agents["aux"](ids).logits)
+    assert named.agents["aux"].name_or_path == str(folder / "model.gguf")
+    assert gguf_file_of("org/model/a.gguf") == ("org/model", {"gguf_file": "a.gguf"})
+    card = str(team_card([{**mixed.summary()[0], "base": "org/model"}], "user/team"))
+    assert 'base = AutoModelForCausalLM.from_pretrained("org/model", gguf_file="model.gguf")' in card

@@ -188,8 +188,9 @@ def team_card(
 
     Args:
         agents (`Sequence[Mapping[str, Any]]`): For each agent, its `role`, its `folder`, its `base` (the Hub id of the
-            model that it started from, if any), `is_adapter` (whether it is an adapter), the adapter's
-            `base_revision`, and the `template_kwargs` of its chat template, if any.
+            model that it started from, if any), its `gguf_file` (in the base, if any), `is_adapter` (whether it is an
+            adapter), the adapter's `base_revision`, the `model_class` that loads it or its base, and the
+            `template_kwargs` of its chat template, if any.
         repo_id (`str`): The repository or the folder that the team is loaded from.
         model_name (`str`, *optional*): Name of the team; by default that of the repository.
         dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.

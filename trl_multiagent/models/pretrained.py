@@ -49,7 +49,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
         architecture = class_of(AutoConfig.from_pretrained(name, **given))
     model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
     if is_gguf:
-        return as_plain(model, str(Path(name) / file["gguf_file"]) if file else name)
+        return as_plain(model, str(Path(name) / kwargs["gguf_file"]))
     if model.config.get_text_config() is not model.config:
         model.requires_grad_(False)
         for parameter in text_parameters(model):
@@ -75,9 +75,13 @@ def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
 
 
 def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:
-    """Splits the path of a GGUF file into its folder and the argument `gguf_file`. Other names stay as they are."""
+    """
+    Splits the path of a GGUF file into its folder or repository and the argument `gguf_file`. Other names stay as they
+    are.
+    """
     path = Path(name)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" and path.is_file() else (name, {})
+    is_file = path.suffix == ".gguf" and not path.is_dir()
+    return (str(path.parent), {"gguf_file": path.name}) if is_file else (name, {})
 
 
 def as_plain(model: PreTrainedModel, name: str) -> PreTrainedModel:

@@ -22,7 +22,15 @@ from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
-from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, hub_arguments, text_parameters
+from trl_multiagent.models.pretrained import (
+    adapter_parameters,
+    base_of,
+    class_of,
+    copied,
+    gguf_file_of,
+    hub_arguments,
+    text_parameters,
+)
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
@@ -324,19 +332,22 @@ class AgentTeam(nn.Module):
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
         sampler = TeamSampler(self, cast(Any, None))
-        return [
-            {
+        agents = []
+        for role, agent in self.agents.items():
+            base, file = gguf_file_of(get_config_model_id(agent.config))
+            is_adapter = role in self.adapted_roles
+            facts = {
                 "role": role,
                 "template_kwargs": sampler.template_kwargs(role),
-                "base": hub_id(get_config_model_id(agent.config)),
-                "base_revision": self.policies[role].peft_config[role].revision
-                if role in self.adapted_roles
-                else None,
+                "base": hub_id(base),
+                "base_revision": self.policies[role].peft_config[role].revision if is_adapter else None,
+                "gguf_file": file.get("gguf_file"),
                 "folder": self.folder(role),
-                "is_adapter": role in self.adapted_roles,
+                "is_adapter": is_adapter,
+                "model_class": class_of(agent.config).__name__,
             }
-            for role, agent in self.agents.items()
-        ]
+            agents.append(facts)
+        return agents
 
     @property
     def form(self) -> Form:
