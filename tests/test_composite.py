@@ -3,15 +3,18 @@
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import BitsAndBytesConfig, GenerationConfig, Mistral3Config, Qwen2_5_VLConfig, Qwen3_5Config
+from transformers.integrations.mistral import tokenizer as mistral_tokenizer
+from transformers.models.auto import tokenization_auto
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.runs.plan import size_of
+from trl_multiagent.team.files import load_tokenizer
 
 from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_environment, tiny_team, tiny_trainer
@@ -95,6 +98,34 @@ def test_a_composite_base_in_4_bits_has_adapters_alone_to_train(tmp_path):
     team = AgentTeam.from_pretrained(tmp_path, ROLES, lora, quantization_config=quantization)
     trained = [name for name, x in team.named_parameters() if x.requires_grad]
     assert trained and all("lora_" in name for name in trained)
+
+
+def test_with_mistral_common_a_tokenizer_is_still_that_of_transformers(tmp_path, monkeypatch):
+    composite("mistral3", tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    monkeypatch.setitem(tokenization_auto.TOKENIZER_MAPPING_NAMES, "mistral3", "MistralCommonBackend")
+    monkeypatch.setattr(mistral_tokenizer, "is_mistral_common_available", lambda: True)
+    tokenizer = load_tokenizer(str(tmp_path), {})
+    assert tokenizer.padding_side == "left" and tokenizer.backend_tokenizer
+    tokenizer.save_pretrained(tmp_path)
+    assert "mistral" not in (tmp_path / "tokenizer_config.json").read_text()
+
+
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}])
+def test_an_adapter_of_the_text_model_is_refused_for_the_whole_checkpoint(tmp_path, options):
+    composite("qwen3_5", tmp_path / "base")
+    text = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    text.save_pretrained(tmp_path / "text")
+    adapted = get_peft_model(text, LoraConfig(target_modules=["q_proj"], r=2, **options))
+    adapted.save_pretrained(tmp_path / "adapter")
+    for folder in ("adapter", "text"):
+        byte_tokenizer().save_pretrained(tmp_path / folder)
+    names = [str(tmp_path / "adapter")] * 2
+    with pytest.raises(ValueError, match=r"does not fit its base .* as Qwen3_5ForC.*: one of the two has no '"):
+        AgentTeam.from_pretrained(names, ROLES)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "text")  # as the message advises
+    adapted.save_pretrained(tmp_path / "adapter")
+    assert AgentTeam.from_pretrained(names, ROLES).form == "lora"
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen2_5_vl", "mistral3"])

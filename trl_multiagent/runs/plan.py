@@ -388,7 +388,8 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
     }
-    text, longest = size.dimensions, size.prompt + args.num_turns * args.max_completion_length
+    text = size.dimensions.per_layer_config[-1]  # layers of Gemma 4 differ, and the last is of the larger kind
+    longest = size.prompt + args.num_turns * args.max_completion_length
     rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
     if args.generation_token_budget is not None:
         rows = max(1, min(rows, args.generation_token_budget // longest))

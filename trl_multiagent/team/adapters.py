@@ -19,6 +19,7 @@ from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper
 from transformers.integrations import is_deepspeed_zero3_enabled
+from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
@@ -130,34 +131,28 @@ def load_adapters(
     adapted: dict[tuple[str, str | None], PeftModel] = {}
 
     for role, source in sources.items():
-        peft_config = peft_configs.get(role)
-        base_source, revision = source, hub["revision"]
-        if peft_config is None:
-            config = PeftConfig.from_pretrained(source, **hub)
-            # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
-            base_source, revision = cast(str, config.base_model_name_or_path), config.revision
-        key = base_source, revision
+        is_saved = role not in peft_configs
+        config = PeftConfig.from_pretrained(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
+        # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
+        key = (cast(str, config.base_model_name_or_path), config.revision) if is_saved else (source, hub["revision"])
         base = None
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
-                base = load_model(base_source, **{**model_init_kwargs, "revision": revision})
-        with seeded(seed, role):  # also for saved adapters, because PEFT draws weights before it reads the file
-            if peft_config is not None:
-                own_config = copy.deepcopy(peft_config)
-                own_config.revision = revision  # so that the saved adapter loads this base again
-                own_config.exclude_modules = own_config.exclude_modules or outside_of_text(
-                    base_of(adapted[key]) if base is None else base
-                )
-                if base is None:
-                    adapted[key].add_adapter(role, own_config, **dtype)
-                else:
-                    adapted[key] = get_peft_model(base, own_config, adapter_name=role, **dtype)
+                base = load_model(key[0], **{**model_init_kwargs, "revision": key[1]})
+        if is_saved:
+            config.inference_mode = False
+        else:
+            config.revision = hub["revision"]  # so that the saved adapter loads this base again
+            config.exclude_modules = config.exclude_modules or outside_of_text(
+                base_of(adapted[key]) if base is None else base
+            )
+        with seeded(seed, role):
+            if base is None:
+                adapted[key].add_adapter(role, config, **dtype)
             else:
-                kwargs = {"adapter_name": role, "is_trainable": True, **hub, **dtype}
-                if base is None:
-                    adapted[key].load_adapter(source, **kwargs)
-                else:
-                    adapted[key] = PeftModel.from_pretrained(base, source, **kwargs)
+                adapted[key] = get_peft_model(base, config, adapter_name=role, **dtype)
+        if is_saved:
+            load_adapter_weights(adapted[key], role, source, **hub)
         models[role] = adapted[key]
         keep_adapter_in_float32(models[role], role)
     return models
@@ -171,9 +166,28 @@ def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str
     (folder.parent / CARD_FILE).unlink()  # PEFT's card describes a repository with a single adapter
 
 
-def load_adapter_weights(model: PeftModel, role: str, folder: Path) -> None:
-    """Replaces the weights of an agent's adapter by those in a folder."""
-    set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"), adapter_name=role)
+def load_adapter_weights(model: PeftModel, adapter: str, source: str | Path, **hub: Any) -> None:
+    """
+    Replaces the weights of an adapter by those in a folder or a repository. `hub`: arguments for reading files.
+
+    Raises:
+        ValueError: The adapter does not fit the model: it has a weight that the model lacks, or the reverse.
+    """
+    weights = load_peft_weights(str(source), device="cpu", **hub)
+    try:
+        result = set_peft_model_state_dict(model, weights, adapter_name=adapter)
+        missing = [key for key in result.missing_keys if "lora_" in key and adapter in key.split(".")]
+        unfit = [*missing, *(key for key in result.unexpected_keys if "lora_" in key)]
+    except KeyError as error:  # a module of `modules_to_save`, or the trained tokens, are missing
+        unfit = [error.args[0]]
+    if unfit:
+        base = base_of(model)
+        raise ValueError(
+            f"The adapter in {source} does not fit its base {get_config_model_id(base.config)}, which is loaded as "
+            f"{type(base).__name__}: one of the two has no {unfit[0]!r}. If it was trained on the text model of a "
+            "composite checkpoint, save that with `AutoModelForCausalLM`, and name the new folder as "
+            "`base_model_name_or_path` in its adapter_config.json."
+        )
 
 
 # Checks

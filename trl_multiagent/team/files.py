@@ -156,7 +156,9 @@ def form_of_sources(
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads an agent's tokenizer, which pads and truncates on the left."""
     source, file = gguf_file_of(source)
-    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **{**hub, **file})
+    # With `mistral-common`, Mistral's would be another class, whose methods differ
+    kwargs = {"mistral_format": False, **hub, **file}
+    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
 
 
 def load_models(
