@@ -1,5 +1,6 @@
 """Reasoning: who sees it, and which ordinary texts stay as they are, with chat templates of several families."""
 
+import json
 import re
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.models.sampling_loop import StopStrings
-from trl_multiagent.preferences import PreferenceConfig, collect_preferences
+from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.rows import make_row
 from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat
 from trl_multiagent.rollout.trace import trace_rows
@@ -424,6 +425,40 @@ def test_preferences_are_trained_with_their_reasoning(tmp_path, family):
     assert tokenizer.decode(row["a/prompt_ids"] + row["a/rejected_ids"]) == text.replace(ANSWER, "It is 41.")
     whole = tokenizer.apply_chat_template(messages + rows[1]["a_chosen"], tokenize=False, **kwargs)
     assert tokenizer.decode(plain["a/prompt_ids"] + plain["a/chosen_ids"]) == whole
+
+
+AS_SAMPLED = {
+    "qwen3": ["It is {}.<|im_end|>", "<think>\nNo {}"],  # the template would add an empty reasoning; one is cut off
+    "deepseek_r1_distill": ["Maybe {}", "Perhaps {}"],  # no completion has a tag, but the prompt
+    "gptoss": ["<|channel|>final json<|message|>{}<|return|>", " to=functions.f<|message|>{}<|end|>"],
+    "cohere2": [REASONED["cohere2"].replace(ANSWER, "{}") + "<|END_OF_TURN_TOKEN|>", "{}"],
+}
+
+
+@pytest.mark.parametrize("family", AS_SAMPLED)
+def test_collected_completions_are_trained_as_sampled(tmp_path, monkeypatch, family):
+    tokenizer = tokenizer_of(family)
+    ids = [tokenizer(text.format(4), add_special_tokens=False)["input_ids"] for text in AS_SAMPLED[family]]
+
+    def generate(self, turn):
+        turns.append(turn)
+        return {"a": [Completions([*ids])]}
+
+    turns, texts = [], CompletionReader(tokenizer).texts(ids)
+    monkeypatch.setattr(TransformersGenerator, "generate", generate)
+    team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer})
+    environment = FunctionEnvironment({"a": "What?"}, lambda completions, **columns: [1.0, 0.0])
+    config = PreferenceConfig(str(tmp_path / "pairs"), preference_num_candidates=2, max_completion_length=80)
+    (row,) = collect_preferences(team, environment, Dataset.from_list([{"x": "1"}]), config)
+    assert [row["a_chosen"][0]["content"], row["a_rejected"][0]["content"]] == texts
+    edited = {**row, "a_chosen": [{"role": "assistant", "content": "Mine."}]}
+    other = {**row, "a_chosen_token_ids": [10**6]}  # of another tokenizer
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, (row, edited, other))))
+    dataset = load_preferences(str(tmp_path / "pairs.jsonl"), ["a"])
+    trained, mine, others = pair_trainer(tmp_path, team, train_dataset=dataset, max_length=None).train_dataset
+    assert trained["a/prompt_ids"] == turns[0].prompt_ids["a"][0]
+    assert [trained["a/chosen_ids"], trained["a/rejected_ids"]] == ids
+    assert "Mine." in tokenizer.decode(mine["a/chosen_ids"]) and others["a/rejected_ids"] != ids[1]
 
 
 def test_only_left_out_ends_of_prompts_are_warned_of(tmp_path, caplog, monkeypatch):

@@ -63,6 +63,7 @@ from trl_multiagent.preferences.rows import (
     answer_columns,
     check_preferences,
     check_prompt,
+    ids_columns,
     make_row,
     text_columns,
 )
@@ -96,6 +97,7 @@ models.
 | `chosen_by`, `rejected_by` | the policies that sampled the answers |
 | `chosen_<name>`, `rejected_<name>` | components of the rewards |
 | `<role>_chosen_answer`, `<role>_rejected_answer` | the answer, if the role reasons before it |
+| `<role>_chosen_token_ids`, `<role>_rejected_token_ids` | the token ids that were sampled |
 
 ```python
 from trl_multiagent.preferences import load_preferences
@@ -260,11 +262,11 @@ class _Collection:
             {"index": k, "item_id": self.item_ids[k], "prompts": self._prompts(node), "tokens": 0, "comparator": []}
             for k, node in zip(chunk, nodes, strict=True)
         ]
-        add_answers(records, nodes, "candidates", "current")
+        add_answers(records, nodes, nodes, "candidates", "current")
         if comparator is not None:
             # The comparator has its own random numbers, or a copy of the team would repeat the team's answers
-            nodes = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
-            add_answers(records, nodes, "comparator", comparator.name)
+            others = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
+            add_answers(records, others, nodes, "comparator", comparator.name)
         return records
 
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
@@ -343,21 +345,28 @@ class _Collection:
                 row[column if column not in row else f"{side}_metric_{name}"] = value
         for k, candidate in enumerate((chosen, rejected)):
             row |= {answer_columns(role)[k]: answer for role, answer in candidate.answers.items()}
+            row |= {ids_columns(role)[k]: ids for role, ids in candidate.ids.items()}
         return row
 
 
-def add_answers(records: list[Record], nodes: list[Node], side: str, by: str) -> None:
+def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side: str, by: str) -> None:
     """
-    Adds the joint answers of nodes to the records, as fields of [`Candidate`], and counts their tokens. `by`: the
-    policy that sampled them.
+    Adds the joint answers of nodes to the records, as fields of [`Candidate`], and counts their tokens. `own`: the
+    nodes of the team. Where the token ids of the prompt are others, those of the answer are left out: they are of
+    another tokenizer. `by`: the policy that sampled the answers.
     """
-    for record, node in zip(records, nodes, strict=True):
+    for record, node, team_node in zip(records, nodes, own, strict=True):
         actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
         record[side] = []
         for index, reward, outcome in actions:
             whole = node.completions(index)
             answers = {role: str(answer) for role, answer in node.texts(index).items() if answer != whole[role]}
-            record[side].append(asdict(Candidate(whole, reward, outcome.metrics, by, answers)))
+            ids = {
+                role: samples.completion_ids[g]
+                for role, (samples, g) in node.chosen(index).items()
+                if samples.prompt_ids == team_node.samples[role].prompt_ids
+            }
+            record[side].append(asdict(Candidate(whole, reward, outcome.metrics, by, answers, ids)))
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
@@ -373,6 +382,7 @@ def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: d
     features |= dict.fromkeys((ITEM_ID, CHOSEN_BY, REJECTED_BY), Value("string")) | {ROUND: Value("int64")}
     answers = {column for role in roles for column in answer_columns(role)}
     features |= {name: Value("string") for row in rows for name in row if name in answers}
+    features |= {column: [Value("int32")] for role in roles for column in ids_columns(role)}
     features |= {name: Value("float64") for row in rows for name in row if name not in features}
     columns = {name: [row.get(name) for row in rows] for name in features}
     return Dataset.from_dict(columns, features=Features(features))

@@ -22,6 +22,7 @@ class Candidate:
     metrics: dict[str, Any] = field(default_factory=dict)  # the components of the reward
     by: str = "current"  # the policy that sampled it
     answers: dict[str, str] = field(default_factory=dict)  # of roles whose completions have a reasoning before them
+    ids: dict[str, list[int]] = field(default_factory=dict)  # token ids, where the prompt had those of the team
 
     @property
     def key(self) -> tuple[str, ...]:

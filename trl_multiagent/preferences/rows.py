@@ -12,6 +12,7 @@ The other columns are optional:
 | `item_id`, `round` | the item, and the round of collection |
 | `chosen_by`, `rejected_by` | the policy that sampled the answer |
 | `r_chosen_answer`, `r_rejected_answer` | the answer, if the completion has a reasoning before it |
+| `r_chosen_token_ids`, `r_rejected_token_ids` | the token ids that were sampled |
 """
 
 import contextlib
@@ -37,6 +38,11 @@ def text_columns(role: str) -> tuple[str, str, str]:
 def answer_columns(role: str) -> tuple[str, str]:
     """Returns the columns of a role's chosen and rejected answers without their reasoning."""
     return f"{role}_chosen_answer", f"{role}_rejected_answer"
+
+
+def ids_columns(role: str) -> tuple[str, str]:
+    """Returns the columns of the token ids with which a role's chosen and rejected answers were sampled."""
+    return f"{role}_chosen_token_ids", f"{role}_rejected_token_ids"
 
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
@@ -130,7 +136,7 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], answers: list[str], nu
     texts = []
     for role in roles:
         prompt, *completions = text_columns(role)
-        texts.append([_text(row[column], column) for column in (prompt, *completions)])
+        texts.append([text_of(row[column], column) for column in (prompt, *completions)])
         for column in completions:
             if isinstance(row[column], str) != isinstance(row[prompt], str):
                 raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
@@ -157,13 +163,13 @@ def check_prompt(prompt: str | Messages, name: str) -> None:
     Raises `ValueError` if a prompt is empty, or is chat messages that end with the assistant's. The message begins
     with `name`.
     """
-    if not _text(prompt, name):
+    if not text_of(prompt, name):
         raise ValueError(f"{name} is empty.")
     if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
         raise ValueError(f"{name} ends with a message of the assistant: end it with a message of the user.")
 
 
-def _text(value: Any, column: str) -> str:
+def text_of(value: Any, column: str) -> str:
     """Returns the text of a field, or the texts of its messages, one after the other."""
     if isinstance(value, str):
         return value

@@ -41,6 +41,7 @@ from trl_multiagent.preferences.rows import (
     REJECTED_REWARD,
     ROUND,
     answer_columns,
+    ids_columns,
     text_columns,
 )
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
@@ -331,7 +332,9 @@ def replayed(run: PreferenceRun, number: int, preferences: Dataset) -> Dataset:
     drawn = replay([len(dataset) for dataset in rounds], run.replay, run.preferences.seed)
     if not drawn:
         return preferences.select([])
-    columns = [column for role in run.roles for column in (*text_columns(role), *answer_columns(role))]
+    columns = []
+    for role in run.roles:
+        columns += [*text_columns(role), *answer_columns(role), *ids_columns(role)]
     columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
     starts = [0, *accumulate(map(len, rounds))]
     everything = concatenate_datasets(

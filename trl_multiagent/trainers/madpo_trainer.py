@@ -25,9 +25,11 @@ from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
     check_preferences,
+    ids_columns,
     roles_of_columns,
     temporary_cache_files,
     text_columns,
+    text_of,
 )
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments, tokenize_prompts
@@ -45,6 +47,7 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 logger = logging.get_logger(__name__)
 
+ANSWERS = ("chosen", "rejected")
 TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from TRL's tokenization
 
 # The rows of each agent: all chosen answers, then all rejected ones. And "weights": 1 for a pair, 0 for a repeated one
@@ -193,16 +196,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         for role, tokenizer in self.team.tokenizers.items():
             chat_prompts = self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template)
             check_form(dataset, role, tokenizer, name, chat_prompts)
-            texts = dataset.select_columns(list(text_columns(role)))
-            texts = texts.rename_columns(dict(zip(text_columns(role), ("prompt", "chosen", "rejected"), strict=True)))
+            names = [x for x in (*text_columns(role), *ids_columns(role)) if x in dataset.column_names]
+            texts = dataset.select_columns(names)
+            texts = texts.rename_columns({name: name.removeprefix(f"{role}_") for name in names})
             self._tokenizer = tokenizer
             answers = ReasonedAnswers(tokenizer, self.sampler.template_kwargs(role))
             with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
                 texts = texts.map(answers.hide)
                 # It warns of prompts without their ends, but `tokenize` has them whole
-                with temporarily_set(
-                    logging.get_logger(DPOTrainer.__module__), disabled=all(row.get("sampled") for row in texts)
-                ):
+                with temporarily_set(logging.get_logger(DPOTrainer.__module__), disabled=all(texts["is_hidden"])):
                     tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
                 tokens = tokens.map(answers.tokenize)
             tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
@@ -484,9 +486,10 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
 
 class ReasonedAnswers:
     """
-    Tokenizes answers that have a reasoning, in messages, as they were sampled: after the prompt with the beginning of
-    an answer. Chat templates leave a reasoning out, change or refuse it. The end of the answer is that of the
-    template. Other rows are tokenized by TRL. `template_kwargs`: arguments of the chat template.
+    Tokenizes answers as they were sampled: after the prompt with the beginning of an answer. Rows with token ids have
+    them, if the tokenizer reads them as the row's texts, so that a completion that was cut off has no end. Of others,
+    answers in messages that have a reasoning are tokenized with the end of the template, because chat templates leave
+    a reasoning out, change or refuse it, and the rest by TRL. `template_kwargs`: arguments of the chat template.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]):
@@ -495,21 +498,23 @@ class ReasonedAnswers:
 
     def hide(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
-        changes = {"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {}
-        if isinstance(row["chosen"], str):
-            return changes
-        texts = ["".join(x["content"] for x in row[name]) for name in ("chosen", "rejected")]
-        if not any(map(self.reader.has_reasoning, texts)):
-            return {**changes, "sampled": []}
-        stand_in = [{"role": "assistant", "content": CONTENT}]
-        return {**changes, "chosen": stand_in, "rejected": stand_in, "sampled": texts}
+        texts = [text_of(row[name], name) for name in ANSWERS]
+        ids = [row.get(f"{name}_token_ids") or [] for name in ANSWERS]
+        has_ids = all(ids) and max(map(max, ids)) < len(self.tokenizer) and self.reader.texts(ids) == texts
+        is_hidden = not isinstance(row["chosen"], str) and (has_ids or any(map(self.reader.has_reasoning, texts)))
+        changes = {"has_ids": has_ids, "is_hidden": is_hidden, "sampled": texts}
+        if is_hidden:
+            changes |= {name: [{"role": "assistant", "content": CONTENT}] for name in ANSWERS}
+        return changes | ({"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {})
 
     def tokenize(self, row: dict[str, Any]) -> dict[str, Any]:
         """Returns the columns of tokens that are not those of TRL."""
-        if not row.get("sampled"):
+        if not row["has_ids"] and not row["is_hidden"]:
             return {}
-        end = self.tokenizer.decode(row["chosen_ids"]).rpartition(CONTENT)[2].rstrip()
         (prompt,) = tokenize_prompts(self.tokenizer, [row["prompt"]], **self.template_kwargs)
+        if row["has_ids"]:
+            return dict(zip(TOKENS, [prompt, *(row[f"{name}_token_ids"] for name in ANSWERS)], strict=True))
+        end = self.tokenizer.decode(row["chosen_ids"]).rpartition(CONTENT)[2].rstrip()
         texts = [text + end for text in row["sampled"]]
         return dict(zip(TOKENS, [prompt, *self.tokenizer(texts, add_special_tokens=False)["input_ids"]], strict=True))
 
