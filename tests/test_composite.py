@@ -11,7 +11,7 @@ from transformers.models.auto import tokenization_auto
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.environments.yaml_task import TASK
-from trl_multiagent.hub import team_card
+from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.runs.plan import size_of
@@ -115,6 +115,19 @@ def test_with_mistral_common_a_tokenizer_is_still_that_of_transformers(tmp_path,
     assert tokenizer.padding_side == "left" and tokenizer.backend_tokenizer
     tokenizer.save_pretrained(tmp_path)
     assert "mistral" not in (tmp_path / "tokenizer_config.json").read_text()
+
+
+def test_the_files_of_a_processor_are_read_and_saved(tmp_path):
+    composite("qwen3_5", tmp_path)
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "{{ messages[0].content }}!"}')
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+    for folder, saved in ((tmp_path, "team"), (tmp_path / "team" / "agents" / "aux", "again")):
+        team = AgentTeam.from_pretrained(folder, ROLES)
+        assert team.tokenizers["main"].apply_chat_template([{"role": "user", "content": "a"}], tokenize=False) == "a!"
+        team.save_pretrained(tmp_path / saved)
+        file = tmp_path / saved / "agents" / "main" / "preprocessor_config.json"
+        assert file.read_text() == (tmp_path / file.name).read_text()
+        assert f"agents/main/{file.name}" in team_files(tmp_path / saved, with_critics=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}])

@@ -8,9 +8,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.pretrained import gguf_file_of
+from trl_multiagent.runs.plan import size_of
 
+from prepared import parse_recipe
 from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
 
 
@@ -326,7 +329,7 @@ def test_collaborate_as_chat():
     assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)
 
 
-def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
+def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path, monkeypatch):
     """transformers itself saves no model that it read from such a file."""
     gguf = pytest.importorskip("gguf")
     model, folder = tiny_llama(), tmp_path / "gguf"
@@ -378,3 +381,10 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path):
     assert gguf_file_of("org/model/a.gguf") == ("org/model", {"gguf_file": "a.gguf"})
     card = str(team_card([{**mixed.summary()[0], "base": "org/model"}], "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("org/model", gguf_file="model.gguf")' in card
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n')
+    task = "{agent_model: {name: gguf, gguf_file: model.gguf}, dataset: {name: rows.jsonl},"
+    task += "prompts: {aux: '{x}', main: '{x}'}, reward_funcs: [trl.rewards.think_format_reward]}"
+    (tmp_path / "run.yaml").write_text(task)
+    run = parse_recipe("magrpo", TASK, ["--config", "run.yaml"])
+    assert size_of(run, run.make_environment(), [{"x": "1"}]).trained == 2 * named.agents["aux"].num_parameters()

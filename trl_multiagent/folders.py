@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 # transformers, PEFT, datasets and the Hub decide these names
 MODEL_CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+# Of a composite checkpoint. They are saved with an agent, because vLLM and `AutoProcessor` need them
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 CARD_FILE = "README.md"
 DATASET_STATE = "state.json"  # of `Dataset.save_to_disk`
 # This package decides these

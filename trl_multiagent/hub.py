@@ -19,6 +19,7 @@ from trl_multiagent.folders import (
     CARD_FILE,
     CRITICS_FOLDER,
     MODEL_CONFIG,
+    PROCESSOR_FILES,
     RECIPE_FILE,
     TEAM_FILE,
     leads_out,
@@ -35,7 +36,7 @@ HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
-    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json"),
+    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json", *PROCESSOR_FILES),
     *("*.safetensors", "*.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),

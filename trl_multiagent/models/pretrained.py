@@ -25,7 +25,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
-from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG
+from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG, PROCESSOR_FILES
 
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -54,6 +54,8 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
         model.requires_grad_(False)
         for parameter in text_parameters(model):
             parameter.requires_grad_(parameter.is_floating_point())  # quantized ones are integers
+        found = {file: find_file(name, file, **hub_arguments(kwargs)) for file in PROCESSOR_FILES}
+        model.processor_files = {file: Path(path).read_bytes() for file, path in found.items() if path}
     return model
 
 

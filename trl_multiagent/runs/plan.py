@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -248,12 +249,13 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
+    gguf_file = "" if saved_team else loader.arguments.get("gguf_file", "")
     names = {}  # the model of each role; for an adapter, its base
     configs = {}
     own, base, rest = {}, {}, {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
-        names[role] = source if saved is None else str(saved.base_model_name_or_path)
+        names[role] = str(Path(source) / gguf_file) if saved is None else str(saved.base_model_name_or_path)
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
         folder, file = gguf_file_of(names[role])
         configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})

@@ -14,12 +14,13 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
-from trl_multiagent.models.pretrained import find_file, gguf_file_of, load_model, seeded
+from trl_multiagent.models.pretrained import find_file, gguf_file_of, hub_arguments, load_model, seeded
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
 
 AGENTS_FOLDER = "agents"
 SHARED_FOLDER = "shared"
+TEMPLATE_FILE = "chat_template.json"  # which transformers reads only for processors
 FORMAT_VERSION = 1
 TEAM_PATTERNS = [TEAM_FILE, f"{AGENTS_FOLDER}/*"]  # of the files that loading a team needs
 
@@ -158,7 +159,10 @@ def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     source, file = gguf_file_of(source)
     # With `mistral-common`, Mistral's would be another class, whose methods differ
     kwargs = {"mistral_format": False, **hub, **file}
-    return AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
+    tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
+    if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
+        tokenizer.chat_template = read_json(Path(path))["chat_template"]
+    return tokenizer
 
 
 def load_models(
@@ -196,4 +200,6 @@ def save_model(model: PreTrainedModel, folder: Path, state_dict: dict[str, torch
         # Weights that are tied in the model are separate copies once they are gathered
         state_dict = {name: x for name, x in state_dict.items() if name not in model.all_tied_weights_keys}
     model.save_pretrained(folder, state_dict=state_dict)
+    for file, content in getattr(model, "processor_files", {}).items():
+        (folder / file).write_bytes(content)
     (folder / ADAPTER_CONFIG).unlink(missing_ok=True)  # a LoRA team may have been saved here before
