@@ -9,7 +9,7 @@ from transformers import BitsAndBytesConfig, GenerationConfig, Mistral3Config, Q
 from transformers.integrations.mistral import tokenizer as mistral_tokenizer
 from transformers.models.auto import tokenization_auto
 
-from trl_multiagent import AgentTeam
+from trl_multiagent import AgentTeam, IACConfig, IACTrainer
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.generation import generate_groups
@@ -25,6 +25,7 @@ TEXT = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_atten
 TEXT |= {"num_key_value_heads": 1, "intermediate_size": 64, "eos_token_id": 256, "pad_token_id": 257}
 TEXT |= {"bos_token_id": None, "tie_word_embeddings": False, "initializer_range": 0.3}
 ROLES = ("aux", "main")
+OUTSIDE = ("visi", "visual", "projector")  # parts of the names of parameters
 
 
 def composite(family, folder):
@@ -68,9 +69,8 @@ def test_a_composite_checkpoint_is_trained_as_text_and_stays_what_it_was(tmp_pat
     trainer = tiny_trainer(tmp_path / "run", team, tiny_environment(), max_steps=1, learning_rate=0.01)
     trainer.train()
     changed = {name for name, x in team.state_dict().items() if not torch.equal(x, before[name])}
-    outside = ("visi", "visual", "projector")
-    assert changed and not any(part in name for name in changed for part in outside)
-    assert not any(part in name for name in before if "lora_" in name for part in outside)
+    assert changed and not any(part in name for name in changed for part in OUTSIDE)
+    assert not any(part in name for name in before if "lora_" in name for part in OUTSIDE)
     trainer.save_model(str(tmp_path / "team"))
     ids = torch.randint(0, 256, (2, 12))
     for role in ROLES:
@@ -104,6 +104,25 @@ def test_a_composite_base_in_4_bits_has_adapters_alone_to_train(tmp_path):
     team = AgentTeam.from_pretrained(tmp_path, ROLES, lora, quantization_config=quantization)
     trained = [name for name, x in team.named_parameters() if x.requires_grad]
     assert trained and all("lora_" in name for name in trained)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mistral3"])
+@pytest.mark.parametrize("form", ["model", "adapter"])
+def test_critics_read_with_the_text_model(tmp_path, family, form):
+    composite(family, tmp_path / "base")
+    lora = LoraConfig(target_modules="all-linear", r=2) if form == "adapter" else None
+    team = AgentTeam.from_pretrained(tmp_path / "base", ROLES, lora)
+    options = {"trainer": IACTrainer, "config": IACConfig, "critic_form": form, "max_steps": 1}
+    tiny_trainer(tmp_path / "run", team, tiny_environment(), **options).train()
+    of_critics = {name: x for name, x in team.named_parameters() if "critic" in name}
+    assert of_critics and not any(part in name for name in of_critics for part in OUTSIDE)
+    team.save_pretrained(tmp_path / "team")
+    saved = {name: x.clone() for name, x in of_critics.items()}
+    with torch.no_grad():
+        for parameter in of_critics.values():
+            parameter.zero_()
+    team.load_weights(tmp_path / "team")
+    assert all(torch.equal(x, saved[name]) for name, x in of_critics.items())
 
 
 def test_with_mistral_common_a_tokenizer_is_still_that_of_transformers(tmp_path, monkeypatch):

@@ -101,6 +101,11 @@ def as_plain(model: PreTrainedModel, name: str) -> PreTrainedModel:
     return plain
 
 
+def text_model(model: PreTrainedModel) -> PreTrainedModel:
+    """Returns the part of a model that computes the hidden states of texts."""
+    return model.base_model if model.config.get_text_config() is model.config else model.get_decoder()
+
+
 def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Returns the parameters that texts reach: of a composite model, those of its text model and of its head."""
     if model.config.get_text_config() is model.config:

@@ -277,8 +277,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
         for name in model_names(args.critic_models, critics).values():
             config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
-            number, _, outside = count_parameters(config, adapter if args.critic_form == "adapter" else None)
-            trained += number + outside
+            trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
     base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0

@@ -27,7 +27,7 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.models.packing import mask_of
-from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, seeded
+from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, outside_of_text, seeded, text_model
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
@@ -294,7 +294,7 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
     """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
     agent = base_of(backbone.model)
     if source is None and not isinstance(backbone.model, PeftModel):
-        return copied(agent.base_model).requires_grad_(True)
+        return copied(text_model(agent)).requires_grad_(True)
     source = source or get_config_model_id(agent.config)
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
@@ -303,13 +303,14 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
 
 
 def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a model without its language-modelling head."""
-    return create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype)
+    """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
+    return text_model(create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:
     """Adds the adapter of a critic to a model. The other adapters of the model stay as they are."""
     config = LoraConfig(r=settings.lora_r, lora_alpha=2 * settings.lora_r, target_modules="all-linear")
+    config.exclude_modules = outside_of_text(base_of(model))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # As for agents' adapters
     model.add_adapter(adapter, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
