@@ -116,6 +116,9 @@ def test_critics_read_with_the_text_model(tmp_path, family, form):
     tiny_trainer(tmp_path / "run", team, tiny_environment(), **options).train()
     of_critics = {name: x for name, x in team.named_parameters() if "critic" in name}
     assert of_critics and not any(part in name for name in of_critics for part in OUTSIDE)
+    for critic in team.critics.names if form == "model" else ():  # of other critics that were saved there
+        (tmp_path / "team" / "critics" / critic).mkdir(parents=True)
+        (tmp_path / "team" / "critics" / critic / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     team.save_pretrained(tmp_path / "team")
     saved = {name: x.clone() for name, x in of_critics.items()}
     with torch.no_grad():

@@ -31,7 +31,7 @@ from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
-from trl_multiagent.team.files import load_tokenizer, part_of
+from trl_multiagent.team.files import load_tokenizer, part_of, save_model
 
 
 CRITICS_FILE = "critics.json"
@@ -185,7 +185,7 @@ class Critics(nn.Module):
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
             elif backbone.own is not None:
-                backbone.model.save_pretrained(target, state_dict=weights)
+                save_model(backbone.model, target, weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
