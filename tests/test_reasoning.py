@@ -349,10 +349,23 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
 
     call = '<tool_call>{"name": "add", "arguments": {"number": 3}}</tool_call>'
     calls = {"mistral": '[THINK]Hm.[/THINK][TOOL_CALLS]add[ARGS]{"number": 3}', "gemma": call, "gemma4": call}
-    calls["gptoss"] = '<|channel|>commentary to=functions.add<|message|>{"number": 3}'
     for family, text in calls.items():
         turns, prompts = play(family, tool_workflow(Count, "Add. "), text=text, num_turns=2)
         assert turns[1][0].rewards == [6.0] and "Now 3" in prompts[1]["agent"]
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add"
+    own = {"gptoss": thought + ' <|constrain|>json<|message|>{"number": 3}<|call|>'}
+    own["gemma4"] = "<|channel>thought\nHm.<channel|><|tool_call>call:add{number:3}<tool_call|>"
+    call = {"function": {"name": "add", "arguments": {"number": 3}}}
+    for family, text in own.items():  # the next prompt is the true history, in the template's own form of calls
+        turns, prompts = play(family, tool_workflow(Count, "Add. "), text=text, num_turns=2)
+        messages = [{"role": "user", "content": turns[0][0].prompts["agent"]}, {"role": "assistant", "content": ""}]
+        messages[1] |= {"reasoning_content": "Hm.", "thinking": "Hm.", "tool_calls": [call]}
+        messages.append({"role": "tool", "content": "Now 3"})
+        assert prompts[1]["agent"] == prompt_of(tokenizer_of(family), messages)
+        _, prompts = play(family, tool_workflow(Count, "Add. ", results="{results}!"), text=text, num_turns=2)
+        assert '"number": 3' in prompts[1]["agent"] and "Now 3!" in prompts[1]["agent"]
+    _, prompts = play("gptoss", tool_workflow(Count, "Add. "), text=own["gptoss"].replace("3}", ""), num_turns=2)
+    assert 'final<|message|>to=functions.add {"number": <|end|><|start|>user' in prompts[1]["agent"]
     _, prompts = play("mistral", AGAIN, text=CUT_OFF["mistral"], num_turns=2)
     assert prompts[1]["a"] == "[INST]Question 1?[/INST] <eos>[INST]And now?[/INST]"
 

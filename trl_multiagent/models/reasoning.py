@@ -22,6 +22,7 @@ TAGS = {BEGIN: END, "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>", "<|c
 TAGS |= {"<|START_THINKING|>": "<|END_THINKING|>"}
 # A completion of gpt-oss or Muse Glimmer is a list of messages. Their headers name a channel, or who reads them
 MESSAGE, STARTS = "<|message|>", "<|start|>"
+ANALYSIS = re.compile(r"analysis<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
@@ -137,8 +138,13 @@ class CompletionReader:
         """
         Returns the fields of a completion's message in its agent's own history. Most templates of reasoning models
         read the reasoning from a field, others from the content. Of these, some cut the content at `</think>`, so
-        that one within the answer or the reasoning is written with a space.
+        that one within the answer or the reasoning is written with a space. `tool_calls` is an answer whose calls the
+        model wrote in another form, which the template knows, see [`~rollout.sampler.render_chat`].
         """
+        content, call, _ = answer.partition("to=functions." if self.has_messages else "<tool_call>")
+        if call and answer not in text and "tool_calls" in self.template:
+            thought = reasoning or "\n".join(ANALYSIS.findall(text))
+            return {"content": content, KEY: thought, "thinking": thought, "tool_calls": answer}
         if KEY in self.template:
             return {"content": answer, KEY: reasoning}
         if self.tags != (BEGIN, END) or not (reasoning or answer):

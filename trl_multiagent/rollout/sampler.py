@@ -27,7 +27,7 @@ from trl.data_utils import prepare_multimodal_messages
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.environments.tools import INSTRUCTIONS, unread_call
+from trl_multiagent.environments.tools import INSTRUCTIONS, find_calls, read_calls, unread_call
 from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
@@ -362,16 +362,26 @@ def cut_off(sampled: Completions, call: AgentCall, reader: CompletionReader) -> 
             sampled.logps[g] = sampled.logps[g][:length]
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], /, **kwargs: Any) -> str:
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], /, **kwargs: Any) -> str:
     """
     Returns the text of chat messages that [`tokenize_prompts`] tokenizes. Some chat templates take contents as lists
     of parts alone, as SmolVLM's does, refuse empty answers, as Ministral's does, or refuse or leave out the results of
-    tools, as Gemma's do: these become messages of the user.
+    tools, as Gemma's does: these become messages of the user. Calls that a model wrote in another form, see
+    [`~models.reasoning.CompletionReader.message`], become those of the template, if their results follow.
     """
     template = tokenizer.get_chat_template()
     asked, answered = ("user", ""), ("assistant", CONTENT)
-    if CONTENT not in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1):
-        messages = [{**message, "role": "user"} if message["role"] == "tool" else message for message in messages]
+    takes_results = CONTENT in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1)
+    messages, result = [*messages], 0
+    for k, message in enumerate(messages):
+        if isinstance(calls := message.get("tool_calls"), str):
+            messages[k] = {"role": "assistant", "content": calls}
+            with contextlib.suppress(ValueError, RecursionError):  # a malformed call stays a text
+                if messages[k + 1]["role"] == "tool":
+                    found = [{"function": call} for text in find_calls(calls) for call in read_calls(text)]
+                    messages[k], result = {**message, "tool_calls": found}, k + 1
+        elif message["role"] == "tool" and not takes_results and k != result:
+            messages[k] = {**message, "role": "user"}
     if not probe(template, asked, ("assistant", "")) and probe(template, asked, answered):
         messages = [{**message, "content": message["content"] or " "} for message in messages]
     if CONTENT not in (probe(template, ("user", CONTENT)) or CONTENT):  # it may demand other messages
