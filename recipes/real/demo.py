@@ -19,9 +19,9 @@ def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: 
     model = smollm2()
     cli.main(["train", "magrpo", "--config", "hidden", *arguments, "--override", f"output.base_dir={folder}"])
     run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
-    for team, folder, ablation in ((model, UNTRAINED, []), (str(run), "evaluation", ["--ablate", "messages"])):
+    for team, output, ablation in ((model, UNTRAINED, []), (str(run), "evaluation", ["--ablate", "messages"])):
         options = ["--config", str(run / "config.yaml"), "--num_episodes", "1", *ablation]
-        cli.main(["evaluate", team, *options, "--output_dir", str(run / folder)])
+        cli.main(["evaluate", team, *options, "--output_dir", str(run / output)])
     print(summary(run, items))
 
 
