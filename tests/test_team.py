@@ -329,6 +329,16 @@ def test_collaborate_as_chat():
     assert chat == team.tokenizers["main"].decode(greedy, skip_special_tokens=True)
 
 
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no token that ends a text: give it as `tokenizer_kwargs`"):
+        AgentTeam.from_pretrained(tmp_path, ["aux"])
+    assert AgentTeam.from_pretrained(tmp_path, ["aux"], tokenizer_kwargs={"eos_token": "<eos>"}).roles == ("aux",)
+
+
 def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path, monkeypatch):
     """transformers itself saves no model that it read from such a file."""
     gguf = pytest.importorskip("gguf")

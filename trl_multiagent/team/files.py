@@ -155,13 +155,16 @@ def form_of_sources(
 
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Loads an agent's tokenizer, which pads and truncates on the left."""
+    """Loads an agent's tokenizer, which pads and truncates on the left. Raises `ValueError` if it has no end token."""
     source, file = gguf_file_of(source)
     # With `mistral-common`, Mistral's would be another class, whose methods differ
     kwargs = {"mistral_format": False, **hub, **file}
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
     if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
         tokenizer.chat_template = read_json(Path(path))["chat_template"]
+    if tokenizer.eos_token is None and tokenizer.pad_token is None:
+        advice = "give it as `tokenizer_kwargs`, for example {'eos_token': '</s>'}"
+        raise ValueError(f"The tokenizer of {source} names no token that ends a text: {advice}.")
     return tokenizer
 
 
