@@ -45,7 +45,7 @@ def games() -> dict[str, Measured]:
     real = {"max_new_tokens": 3, "use_chat_template": False, "temperature": 0.7}
     _, stones = nim.load_datasets(None)
     few = nim.load_short(None)[1].select(range(125))
-    seeds = Seeds(name="hanabi").load("test[:252]")
+    seeds = Seeds().load("test[:252]")
     return {
         "nim": Measured(nim.nim, stones, nim.random_legal, nim.DEMO.path),
         "together": Measured(nim.together, stones, nim.random_legal, nim.DEMO.path),

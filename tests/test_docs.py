@@ -128,13 +128,13 @@ def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     roles = ("speaker", "decider")
     turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
     right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
-    kinds = {"base": "team", "team": "team", "team_messages_cut": "ablation", "team_messages_shuffled": "ablation"}
-    policies = {name: {"kind": kind, **right} for name, kind in kinds.items()}
-    (tmp_path / "evaluation.json").write_text(json.dumps({"policies": policies}))
-    for name in kinds:
-        (tmp_path / "transcripts" / name).mkdir(parents=True)
-        record = json.dumps({"episode": 0, "turns": turns})
-        (tmp_path / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 64)
+    played = {"evaluation_untrained": ["base"], "evaluation": ["team", "team_messages_cut", "team_messages_shuffled"]}
+    for folder, names in played.items():
+        for name in names:
+            (tmp_path / folder / "transcripts" / name).mkdir(parents=True)
+            record = json.dumps({"episode": 0, "turns": turns})
+            (tmp_path / folder / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 64)
+        (tmp_path / folder / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
     script = ROOT / "docs" / "images" / "make_hidden.py"
     drawn = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), drawn)

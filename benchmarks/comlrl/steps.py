@@ -248,7 +248,7 @@ def real_model(options: argparse.Namespace) -> None:
 def planned(settings: dict) -> float:
     """The peak of memory that the plan of a run computes, in bytes."""
     config, agents = AutoConfig.from_pretrained(settings["model"]), settings["agents"]
-    own, base = count_parameters(config, LoraConfig(**ADAPTER) if settings["lora"] else None)
+    own, base, _ = count_parameters(config, LoraConfig(**ADAPTER) if settings["lora"] else None)
     question = SPEAKER if agents == 2 else ALONE
     asked = [[{"role": "user", "content": question.format(**item)}] for item in settings["items"]]
     prompts = tokenize_prompts(AutoTokenizer.from_pretrained(settings["model"]), asked)

@@ -2,7 +2,7 @@
 Draws docs/images/hidden.png: what two copies of SmolLM2 say before and after they were trained on `hidden`. On phones,
 hidden_phone.png has after below before.
 
-    make demo-real && python docs/images/make_hidden.py outputs/demo-real/<run>/evaluation
+    make demo-real && python docs/images/make_hidden.py outputs/demo-real/<run>
 """
 
 import sys
@@ -31,14 +31,15 @@ def bubble(axes, x, y, width, text, color):
     axes.text(x + 0.14, y, text, va="center", fontsize=10.5, color="#222222")
 
 
-def draw(axes, evaluation, places):
-    names, policies = policies_of(evaluation)
-    cut = policies[names["trained, messages cut"]]["results"]["turn_2"]["reward"]["mean"]
+def draw(axes, run, places):
+    policies = policies_of(run)
+    cut = policies["trained, messages cut"][1]["results"]["turn_2"]["reward"]["mean"]
     for (left, y), when, key in zip(places, ("untrained", "after 12 steps"), ("untrained", "trained"), strict=True):
-        right = policies[names[key]]["results"]["turn_2"]["reward"]["mean"]
+        transcripts, policy = policies[key]
+        right = policy["results"]["turn_2"]["reward"]["mean"]
         title = f"{when}: {right:.0%} right on new words"
         axes.text(left, y + 0.75, title, fontsize=12, weight="bold", color="#222222")
-        talk = talks_of(evaluation, names[key])
+        talk = talks_of(transcripts)
         for number in ITEMS:
             turns = talk[number]
             secret = turns[0]["prompts"]["speaker"].split(" is hidden")[0].split()[-1]
@@ -58,10 +59,10 @@ def draw(axes, evaluation, places):
     axes.axis("off")
 
 
-def save(evaluation):
+def save(run):
     for path, (places, size) in PICTURES.items():
         figure = Figure(figsize=size, layout="constrained")
-        draw(figure.subplots(), evaluation, places)
+        draw(figure.subplots(), run, places)
         figure.savefig(path, dpi=110)
 
 

@@ -11,27 +11,32 @@ from trl_multiagent import cli
 from trl_multiagent.models.packaged import smollm2
 
 
+UNTRAINED = "evaluation_untrained"
+POLICIES = ("untrained", "trained", "trained, messages cut", "trained, messages of other items")
+
+
 def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: int = 3) -> None:
     model = smollm2()
     cli.main(["train", "magrpo", "--config", "hidden", *arguments, "--override", f"output.base_dir={folder}"])
     run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
-    evaluation = run / "evaluation"
-    options = ["--num_episodes", "1", "--ablate", "messages", "--output_dir", str(evaluation)]
-    cli.main(["evaluate", model, str(run), "--config", str(run / "config.yaml"), *options])
-    print(summary(evaluation, items))
+    for team, output, ablation in ((model, UNTRAINED, []), (str(run), "evaluation", ["--ablate", "messages"])):
+        options = ["--config", str(run / "config.yaml"), "--num_episodes", "1", *ablation]
+        cli.main(["evaluate", team, *options, "--output_dir", str(run / output)])
+    print(summary(run, items))
 
 
-def policies_of(evaluation: Path) -> tuple[dict[str, str], dict]:
-    """Returns the name of each policy by what it is, and the evaluation of each name."""
-    policies = json.loads((evaluation / "evaluation.json").read_text())["policies"]
-    untrained, trained = (name for name, policy in policies.items() if policy["kind"] == "team")
-    names = {"untrained": untrained, "trained": trained, "trained, messages cut": f"{trained}_messages_cut"}
-    return {**names, "trained, messages of other items": f"{trained}_messages_shuffled"}, policies
+def policies_of(run: Path) -> dict[str, tuple[Path, dict]]:
+    """Returns the folder of transcripts and the evaluation of each policy, by what it is."""
+    found = []
+    for folder in (run / UNTRAINED, run / "evaluation"):
+        policies = json.loads((folder / "evaluation.json").read_text())["policies"]
+        found += [(folder / "transcripts" / name, policy) for name, policy in policies.items()]
+    return dict(zip(POLICIES, found, strict=True))
 
 
-def talks_of(evaluation: Path, policy: str) -> list[list[dict]]:
+def talks_of(transcripts: Path) -> list[list[dict]]:
     """Returns the turns of the first episode of each item."""
-    lines = (evaluation / "transcripts" / policy / "transcripts.jsonl").read_text().splitlines()
+    lines = (transcripts / "transcripts.jsonl").read_text().splitlines()
     return [record["turns"] for record in map(json.loads, lines) if record["episode"] == 0]
 
 
@@ -40,10 +45,10 @@ def said_in(turns: list[dict]) -> list[str]:
     return [text.replace("\n", " ") for turn in turns for text in turn["completions"].values()]
 
 
-def summary(evaluation: Path, items: int) -> str:
+def summary(run: Path, items: int) -> str:
     """Returns the first items before and after the training, and the share of right answers of each policy."""
-    names, policies = policies_of(evaluation)
-    talks = [talks_of(evaluation, names[when]) for when in ("untrained", "trained")]
+    policies = policies_of(run)
+    talks = [talks_of(policies[when][0]) for when in POLICIES[:2]]
     lines = ["", "Before and after, on words that were not in the training:", ""]
     for before, after in [*zip(*talks, strict=True)][:items]:
         lines.append(before[0]["prompts"]["speaker"].partition(".")[0] + ".")
@@ -51,11 +56,11 @@ def summary(evaluation: Path, items: int) -> str:
             said = said_in(turns)
             lines.append(f"  {when:8} speaker: {said[0]:40}  decider: {said[-1]}")
     lines += ["", f"Right answers to {len(talks[0])} items, and their 95 % intervals:", ""]
-    for shown, name in names.items():
-        right = policies[name]["results"]["turn_2"]["reward"]
+    for shown, (_, policy) in policies.items():
+        right = policy["results"]["turn_2"]["reward"]
         lines.append(f"  {shown:34} {right['mean']:.2f} [{right['low']:.2f}, {right['high']:.2f}]")
     lines += [f"  {'any team without messages':34} 0.25 at most (exact)", ""]
-    return "\n".join([*lines, f"Report: {evaluation.parent / 'report.html'}"])
+    return "\n".join([*lines, f"Report: {run / 'report.html'}"])
 
 
 if __name__ == "__main__":

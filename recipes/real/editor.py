@@ -46,7 +46,7 @@ def pay(text, words, agents):
 
 def draw(known, number, seed):
     rng = random.Random(seed)
-    return [{"words": ", ".join(rng.sample(known, 3))} for _ in range(number)]
+    return [{"id": place, "words": ", ".join(rng.sample(known, 3))} for place in range(number)]
 
 
 def load_datasets(settings):

@@ -30,9 +30,9 @@ def named(text, options):
 
 def draw(known, number, seed):
     rng, items = random.Random(seed), []
-    for _ in range(number):
+    for place in range(number):
         options = rng.sample(known, 4)
-        items.append({"word": rng.choice(options), "options": ", ".join(options)})
+        items.append({"id": place, "word": rng.choice(options), "options": ", ".join(options)})
     return items
 
 

@@ -52,7 +52,7 @@ def draw(known, number, seed):
     while len(items) < number:
         options = rng.sample(known, 4)
         if len({kind[word] for word in options}) == 4:
-            items.append({"word": rng.choice(options), "options": ", ".join(options)})
+            items.append({"id": len(items), "word": rng.choice(options), "options": ", ".join(options)})
     return items
 
 

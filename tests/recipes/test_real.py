@@ -2,10 +2,12 @@
 
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from evaluated import TASK
+from peft import LoraConfig
 
 from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
@@ -144,6 +146,18 @@ def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, ti
     assert packaged.smollm2() == folder and len(downloads) == 2
     assert json.loads((tmp_path / "SmolLM2-135M-Instruct" / "config.json").read_text())["model_type"] == "llama"
     assert "--no-deps" in downloads[0] and "read from the copy in" in capsys.readouterr().err
+
+
+def test_an_adapter_on_the_copy_names_the_original(monkeypatch, tmp_path, tiny_model):
+    """The path of the copy is another one on other machines."""
+    monkeypatch.setattr(packaged, "copy_folder", lambda: Path(tiny_model))
+    lora = LoraConfig(r=2, target_modules="all-linear")
+    team = AgentTeam.from_pretrained(packaged.SMOLLM2, ("speaker", "decider"), lora)
+    team.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "agents" / "speaker" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == team.summary()[0]["base"] == packaged.SMOLLM2
+    again = AgentTeam.from_pretrained(tmp_path)
+    assert all(torch.equal(x, y) for x, y in zip(team.parameters(), again.parameters(), strict=True))
 
 
 def test_evaluate_knows_the_copy_without_the_hub(monkeypatch):

@@ -23,11 +23,14 @@ HEALTHY = {
 }
 
 
-def run(folder, logs, every=1, **settings):
+def run(folder, logs, every=1, max_steps=1000, **settings):
     """Feeds log entries to the callback and returns what it wrote, and the control."""
     alarms = Alarms(("aux", "main"), {"aux_used": "aux is idle"})
     defaults = {"max_completion_length": 64, "num_generations": 4, "on_cliff": None, "cliff_drop": 0.3}
-    args, state = SimpleNamespace(output_dir=str(folder), **{**defaults, **settings}), TrainerState()
+    args, state = (
+        SimpleNamespace(output_dir=str(folder), **{**defaults, **settings}),
+        TrainerState(max_steps=max_steps),
+    )
     control = TrainerControl()
     alarms.on_train_begin(args, state, control)
     for step, log in zip(itertools.count(every, every), logs, strict=False):
@@ -68,6 +71,11 @@ def test_an_alarm_is_raised_once_when_its_condition_has_held(tmp_path, caplog, c
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(raised, name)]
     assert caplog.messages == [f"Step {raised}: {alarms[0]['message']}"]
     assert not control.should_training_stop
+
+
+def test_in_a_short_training_a_condition_holds_for_half_of_it(tmp_path):
+    alarms, _ = run(tmp_path, [HEALTHY] * 2 + [HEALTHY | {"frac_reward_zero_std": 1.0}] * 10, max_steps=12)
+    assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(8, "no_signal")]
 
 
 def test_an_alarm_is_raised_again_after_a_pause_and_after_a_resume(tmp_path):

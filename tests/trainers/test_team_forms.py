@@ -45,6 +45,7 @@ def test_a_frozen_agent_samples_but_does_not_change(tmp_path, form):
     assert all(trainer._turns[0][0].samples["aux"].texts)
     (log,) = (entry for entry in trainer.state.log_history if "reward" in entry)
     assert "agents/main/loss" in log and "agents/aux/loss" not in log and "agents/aux/completions/mean_length" in log
+    assert all(agent.config.use_cache for agent in team.agents.values())  # as saved: plain `generate` reads it
 
 
 @pytest.mark.parametrize("form", ["shared", "lora on two bases", "lora and whole modules", "dora", "mixed"])

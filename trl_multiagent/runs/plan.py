@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import can_pack, divide
 from trl_multiagent.models.pretrained import find_file, gguf_file_of, outside_of_text, text_parameters, without_weights
 from trl_multiagent.models.reasoning import template_kwargs
@@ -255,7 +256,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     own, base, rest = {}, {}, {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
-        names[role] = str(Path(source) / gguf_file) if saved is None else str(saved.base_model_name_or_path)
+        names[role] = str(Path(source) / gguf_file) if saved is None else packaged(str(saved.base_model_name_or_path))
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
         folder, file = gguf_file_of(names[role])
         configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})

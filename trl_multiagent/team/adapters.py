@@ -24,12 +24,12 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
 from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
     hub_arguments,
     keep_adapter_in_float32,
-    load_model,
     outside_of_text,
     seeded,
 )
@@ -138,7 +138,7 @@ def load_adapters(
         base = None
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
-                base = load_model(key[0], **{**model_init_kwargs, "revision": key[1]})
+                base = load_as_published(packaged(key[0]), **{**model_init_kwargs, "revision": key[1]})
         if is_saved:
             config.inference_mode = False
         else:

@@ -26,6 +26,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
+from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import mask_of
 from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, outside_of_text, seeded, text_model
 from trl_multiagent.models.router_loss import without_router_logits
@@ -295,7 +296,7 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
     agent = base_of(backbone.model)
     if source is None and not isinstance(backbone.model, PeftModel):
         return copied(text_model(agent)).requires_grad_(True)
-    source = source or get_config_model_id(agent.config)
+    source = packaged(source or get_config_model_id(agent.config))
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
     backbone.tokenizer = load_tokenizer(source, {})

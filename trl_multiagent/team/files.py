@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
+from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.pretrained import find_file, gguf_file_of, hub_arguments, load_model, seeded
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
@@ -104,7 +105,7 @@ def find_sources(
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
     """
     if isinstance(name, str | Path):
-        name = str(name)
+        name = packaged(str(name))
         if find_file(name, TEAM_FILE, **hub, required=roles is None) is not None:
             is_local = Path(name).is_dir()
             folder = Path(name if is_local else snapshot_download(name, allow_patterns=TEAM_PATTERNS, **hub))
@@ -116,7 +117,7 @@ def find_sources(
         raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
     if roles is None:
         raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
-    names = [name] * len(roles) if isinstance(name, str) else [*map(str, name)]
+    names = [name] * len(roles) if isinstance(name, str) else [packaged(str(x)) for x in name]
     if len(names) != len(roles):
         raise ValueError(
             f"{len(names)} models for the {len(roles)} roles {list(roles)}; give one per role or one for all."
@@ -178,7 +179,7 @@ def load_models(
             models[role] = next(iter(models.values()))
         else:
             with seeded(seed, SHARED_FOLDER if share_weights else role):
-                models[role] = load_model(source, **model_init_kwargs)
+                models[role] = load_as_published(source, **model_init_kwargs)
     return models
 
 

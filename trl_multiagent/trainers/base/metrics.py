@@ -442,7 +442,8 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
             latest_first = (log for log in reversed(state.log_history) if "reward" in log)
             logs = [*itertools.islice(latest_first, STEPS + 1)][::-1]  # the whole history would be read at every step
-            before, found = self.conditions(logs[:-1], args), self.conditions(logs, args)
+            steps = min(STEPS, state.max_steps // 2)
+            before, found = self.conditions(logs[:-1], steps, args), self.conditions(logs, steps, args)
             self._raise({name: text for name, text in found.items() if name not in before}, args, state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -463,14 +464,14 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 
-    def conditions(self, logs: Sequence[Log], args: RolloutConfig) -> dict[str, str]:
+    def conditions(self, logs: Sequence[Log], steps: int, args: RolloutConfig) -> dict[str, str]:
         """
-        Returns the alarm conditions that hold in all log entries of the last 20 steps, which are at least 3 entries,
-        with a message for each.
+        Returns the alarm conditions that hold in all log entries of the last `steps` steps, which are at least 3
+        entries, with a message for each.
         """
         last = logs[-1]["step"] if logs else 0
-        logs = logs[-max(ENTRIES, sum(log["step"] > last - STEPS for log in logs)) :]
-        if last < STEPS or len(logs) < ENTRIES:
+        logs = logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
+        if last < steps or len(logs) < ENTRIES:
             return {}
         # Of each alarm: a metric, its bounds, and the message
         bounds = {

@@ -166,6 +166,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
         self.team = team
+        # Trainer writes this into the configuration of the active agent, which is saved
+        args.use_cache = getattr(team.config, "use_cache", False)
         if args.devices is not None:
             team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
         team.freeze(args.frozen_agents or ())
