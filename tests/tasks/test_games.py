@@ -12,6 +12,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import measure_games
 import numpy as np
 import pytest
 import yaml
@@ -366,3 +367,7 @@ def test_episodes_of_other_servers_go_on(servers, capfd):
     assert len(lines) == 2 and all(f"server {url} failed: " in "\n".join(lines) for url in urls[1:])
     with pytest.raises(ValueError, match=f"{urls[1]} is no server of OpenEnv: .*refused"):
         act(urls[1:2], answer, [0])
+
+
+def test_the_script_of_the_table_has_its_games(games):
+    assert {name: len(game.items) for name, game in measure_games.games().items()}["hanabi"] == 252
