@@ -12,6 +12,7 @@ from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.pretrained import gguf_file_of
 from trl_multiagent.runs.plan import size_of
+from trl_multiagent.team.critics import load_backbone
 
 from prepared import parse_recipe
 from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
@@ -374,6 +375,8 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path, monkeypatch):
     ids = torch.arange(8)[None]
     assert torch.equal(again.agents["main"](ids).logits, team.agents["main"](ids).logits)
     assert torch.equal(again.agents["aux"].get_input_embeddings().weight, model.get_input_embeddings().weight)
+    critic = load_backbone(str(folder / "model.gguf"), torch.float32)
+    assert torch.equal(critic.get_input_embeddings().weight, model.get_input_embeddings().weight)
     # A saved adapter names the file
     config = {"aux": LoraConfig(target_modules="all-linear")}
     mixed = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"], config)

@@ -28,7 +28,16 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import mask_of
-from trl_multiagent.models.pretrained import adapter_parameters, base_of, copied, outside_of_text, seeded, text_model
+from trl_multiagent.models.pretrained import (
+    adapter_parameters,
+    base_of,
+    copied,
+    gguf_file_of,
+    load_model,
+    outside_of_text,
+    seeded,
+    text_model,
+)
 from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
@@ -305,6 +314,8 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
 
 def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
+    if gguf_file_of(name)[1]:
+        return load_model(name, dtype=dtype).base_model
     return text_model(create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype))
 
 
