@@ -18,7 +18,7 @@ from trl_multiagent.runs.plan import size_of
 from trl_multiagent.team.files import load_tokenizer
 
 from prepared import parse_recipe
-from tiny import byte_tokenizer, tiny_environment, tiny_team, tiny_trainer
+from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
 
 
 TEXT = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
@@ -150,6 +150,21 @@ def test_the_files_of_a_processor_are_read_and_saved(tmp_path):
         file = tmp_path / saved / "agents" / "main" / "preprocessor_config.json"
         assert file.read_text() == (tmp_path / file.name).read_text()
         assert f"agents/main/{file.name}" in team_files(tmp_path / saved, with_critics=False)
+
+
+def test_an_adapter_that_replaces_weights_of_the_shared_base_is_refused(tmp_path):
+    tiny_llama().save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "adapter")
+    adapted = get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base"), LoraConfig(target_modules=["q_proj"])
+    )
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)  # as those of the base
+    AgentTeam.from_pretrained([str(tmp_path / "adapter")] * 2, ROLES)
+    adapted.get_input_embeddings().weight.data += 1.0
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    with pytest.raises(ValueError, match="replaces 'base_model.model.model.embed_tokens.weight' of its base"):
+        AgentTeam.from_pretrained([str(tmp_path / "adapter")] * 2, ROLES)
 
 
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["norm"]}])

@@ -39,6 +39,11 @@ def test_good_rows_pass():
         ({"rejected_reward": float("nan")}, GOOD, "'rejected_reward' is nan"),
         ({"rejected_reward": 1.5}, GOOD, "'chosen_reward' is 1.5, not more than 1.5"),
         ({"aux_chosen_answer": 5}, {**GOOD, "aux_chosen_answer": None}, "'aux_chosen_answer' is 5; it must be a text"),
+        (
+            {"aux_chosen_token_ids": [-1]},
+            {**GOOD, "aux_chosen_token_ids": [5]},
+            "'aux_chosen_token_ids' must be a list of token ids",
+        ),
         ({"aux_chosen": []}, CHAT, r"'aux_chosen' is \[\]"),
         ({"aux_prompt": message("Help:")}, CHAT, "'aux_prompt' ends with a message of the assistant"),
         ({"aux_rejected": message("no", "user")}, CHAT, "'aux_rejected' begins with a message of 'user'"),

@@ -132,7 +132,10 @@ def test_an_answer_follows_the_reasoning(family):
 def test_code_is_no_call():
     """TRL's pattern for LFM2's calls matches a name and a bracket after a comma."""
     code = "return max(-10, abs(2 * aux(xs)))"
-    assert split(tokenizer_of("lfm2_v2"), code) == [code]
+    call = f'<|tool_call_start|>[run(code="{code}")]<|tool_call_end|>'
+    expected = f'{code}<tool_call>{{"name": "run", "arguments": {{"code": "{code}"}}}}</tool_call>'
+    broken = call.replace('")', ")")
+    assert split(tokenizer_of("lfm2_v2"), code, call + code, broken) == [code, expected, broken]
 
 
 def test_calls_in_a_models_own_form_are_part_of_its_answer():
@@ -368,6 +371,18 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
     assert 'final<|message|>to=functions.add {"number": <|end|><|start|>user' in prompts[1]["agent"]
     _, prompts = play("mistral", AGAIN, text=CUT_OFF["mistral"], num_turns=2)
     assert prompts[1]["a"] == "[INST]Question 1?[/INST] <eos>[INST]And now?[/INST]"
+
+
+def test_results_of_tools_follow_their_calls_alone():
+    """Gemma 4's template takes them after calls, and leaves others out."""
+    tokenizer, (first, second) = tokenizer_of("gemma4"), ({"role": "tool", "content": x} for x in ("Now 3", "Now 7"))
+    assert "Now 3" in render_chat(tokenizer, [first])  # the history may begin with it
+    calls = [{"function": {"name": "add", "arguments": {"number": number}}} for number in (3, 4)]
+    written = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
+    question, called = {"role": "user", "content": "Add."}, {"role": "assistant", "content": ""}
+    messages = [question, {**called, "tool_calls": written}, first, second]
+    expected = prompt_of(tokenizer, [question, {**called, "tool_calls": calls}, first, second])
+    assert render_chat(tokenizer, messages) == expected
 
 
 def test_a_seat_that_opens_an_episode_forges_nothing():

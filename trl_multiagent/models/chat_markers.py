@@ -55,18 +55,18 @@ def marker_pattern(
     with contextlib.suppress(TemplateError):  # many templates take no system message
         lines += filter(NAMES_A_ROLE.search, beside_messages(render(WITH_SYSTEM)))
     tokens, lines = (["".join(map(fold, text)).strip() for text in texts] for texts in (tokens, lines))
-    lines = [line.casefold() for line in lines]
+    lines = [line.lower() for line in lines]
     lines += [line.replace(role, other) for line in lines for role in ("user", "assistant") for other in ROLES]
     lines = [line for line in lines if WORD.search(line) and re.search(r"[^\w\s]", line)]
     tokens, lines = (sorted({marker for marker in texts if len(marker) > 1}) for texts in (tokens, lines))
-    turns = "".join(map(fold, turns)).casefold()
+    turns = "".join(map(fold, turns)).lower()
 
     def places(marker: str) -> str:
         """Returns a pattern for a marker, at the places where it counts."""
         pattern = re.escape(marker).replace(r"\ ", r"\ *")
         if not marker[0].isalnum():
             return pattern
-        return (r"(?<!\S)" if re.search(rf"{CONTENT} *{re.escape(marker.casefold())}", turns) else "^") + pattern
+        return (r"(?<!\S)" if re.search(rf"{CONTENT} *{re.escape(marker.lower())}", turns) else "^") + pattern
 
     markers = [*tokens, *lines]
     # No tokenizer reads `<EOS>` as `<eos>`. A model may read `[inst]` as the `[INST]` of its template

@@ -49,7 +49,8 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
         architecture = class_of(AutoConfig.from_pretrained(name, **given))
     model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
     if is_gguf:
-        return as_plain(model, str(Path(name) / kwargs["gguf_file"]))
+        place = Path(name) / kwargs["gguf_file"]
+        return as_plain(model, str(place.resolve() if place.is_file() else place))
     if model.config.get_text_config() is not model.config:
         model.requires_grad_(False)
         for parameter in text_parameters(model):

@@ -3,13 +3,14 @@ Splits completions of reasoning models. Other agents, rewards, graders, seats an
 trace and the agent's own chat template get the whole completion.
 """
 
+import ast
 import contextlib
 import copy
 import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from transformers import PreTrainedTokenizerBase
 from trl.chat_template_utils import add_response_schema
@@ -31,6 +32,8 @@ CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</too
 CALL_TOKENS |= {"<|/tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"}
 CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
+PYTHON_CALLS = re.compile(r"<\|tool_call_start\|>(.*?)<\|tool_call_end\|>", re.DOTALL)  # of LFM2
+MALFORMED = (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
 # Where tags are ordinary text: within quotation marks (begin, mark, end) on one line. Two marks with white space
@@ -118,10 +121,12 @@ class CompletionReader:
             return found
         prefix = self.tokenizer.decode(prompt_ids)
         for k, (ids, text) in enumerate(zip(completion_ids, texts, strict=True)):
-            if self.parser is not self.tokenizer and "<|tool_call" not in self.tokenizer.decode(ids):
-                continue  # TRL's pattern for LFM2 would take `, max(x)` in code for a call
-            with contextlib.suppress(ValueError):  # what a model writes need not be well formed
-                parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
+            decoded = self.tokenizer.decode(ids)
+            if self.parser is not self.tokenizer and "<|tool_call" not in decoded:
+                continue
+            with contextlib.suppress(*MALFORMED):  # what a model writes need not be well formed
+                is_python = PYTHON_CALLS.search(decoded)
+                parsed = read_python(decoded) if is_python else self.parser.parse_response(decoded, prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
                 calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
                 # White space is stripped, which code may need
@@ -154,6 +159,19 @@ class CompletionReader:
         before, end, gap = text.removesuffix(answer).rpartition(END)
         before, answer = (x.replace(END, "< /think>") for x in (before, answer))
         return {"content": f"{before}{end}{gap}{answer}"}
+
+
+def read_python(text: str) -> dict[str, Any]:
+    """
+    Returns the content and the calls of a completion whose calls are a list in Python. TRL's pattern for LFM2 cuts
+    arguments at commas, and takes `, max(x)` in code for a call. Raises an error in `MALFORMED`.
+    """
+    calls = []
+    for part in PYTHON_CALLS.findall(text):
+        for call in cast(Any, ast.parse(part.strip(), mode="eval").body).elts:
+            arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+            calls.append({"function": {"name": ast.unparse(call.func), "arguments": arguments}})
+    return {"content": PYTHON_CALLS.sub("", text).split("<|im_end|>")[0], "tool_calls": calls}
 
 
 def last_message(text: str) -> str:

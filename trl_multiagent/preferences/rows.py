@@ -114,7 +114,8 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     numbers = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
     texts = [column for role in roles for column in text_columns(role)]
     answers = [column for role in roles for column in answer_columns(role) if column in dataset.column_names]
-    for index, row in enumerate(dataset.select_columns([*texts, *answers, *numbers])):
+    ids = [column for role in roles for column in ids_columns(role) if column in dataset.column_names]
+    for index, row in enumerate(dataset.select_columns([*texts, *answers, *ids, *numbers])):
         try:
             _check_row(row, roles, answers, numbers)
         except ValueError as error:
@@ -151,6 +152,10 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], answers: list[str], nu
     for column in answers:
         if not isinstance(row[column], (str, type(None))):
             raise ValueError(f"{column!r} is {row[column]!r}; it must be a text.")
+    for column in (x for role in roles for x in ids_columns(role)):
+        values = row.get(column) or []
+        if not isinstance(values, list) or not all(isinstance(x, int) and x >= 0 for x in values):
+            raise ValueError(f"{column!r} must be a list of token ids.")
     for column in numbers:
         if not isinstance(row[column], (int, float)) or not math.isfinite(row[column]):
             raise ValueError(f"{column!r} is {row[column]!r}; it must be a finite number.")

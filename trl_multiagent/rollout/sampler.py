@@ -372,7 +372,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
     template = tokenizer.get_chat_template()
     asked, answered = ("user", ""), ("assistant", CONTENT)
     takes_results = CONTENT in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1)
-    messages, result = [*messages], 0
+    messages, result = [*messages], -1  # the place of the next result that the template takes
     for k, message in enumerate(messages):
         if isinstance(calls := message.get("tool_calls"), str):
             messages[k] = {"role": "assistant", "content": calls}
@@ -380,7 +380,9 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
                 if messages[k + 1]["role"] == "tool":
                     found = [{"function": call} for text in find_calls(calls) for call in read_calls(text)]
                     messages[k], result = {**message, "tool_calls": found}, k + 1
-        elif message["role"] == "tool" and not takes_results and k != result:
+        elif message["role"] == "tool" and k == result:
+            result += 1
+        elif message["role"] == "tool" and not takes_results:
             messages[k] = {**message, "role": "user"}
     if not probe(template, asked, ("assistant", "")) and probe(template, asked, answered):
         messages = [{**message, "content": message["content"] or " "} for message in messages]

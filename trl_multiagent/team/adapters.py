@@ -134,11 +134,12 @@ def load_adapters(
         is_saved = role not in peft_configs
         config = PeftConfig.from_pretrained(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
         # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
-        key = (cast(str, config.base_model_name_or_path), config.revision) if is_saved else (source, hub["revision"])
+        saved_base = packaged(str(config.base_model_name_or_path))
+        key = (saved_base, config.revision) if is_saved else (source, hub["revision"])
         base = None
         if key not in adapted:
             with seeded(seed, SHARED_FOLDER):
-                base = load_as_published(packaged(key[0]), **{**model_init_kwargs, "revision": key[1]})
+                base = load_as_published(key[0], **{**model_init_kwargs, "revision": key[1]})
         if is_saved:
             config.inference_mode = False
         else:
@@ -171,9 +172,14 @@ def load_adapter_weights(model: PeftModel, adapter: str, source: str | Path, **h
     Replaces the weights of an adapter by those in a folder or a repository. `hub`: arguments for reading files.
 
     Raises:
-        ValueError: The adapter does not fit the model: it has a weight that the model lacks, or the reverse.
+        ValueError: The adapter does not fit the model: it has a weight that the model lacks, or the reverse, or
+            another one of the base.
     """
-    weights = load_peft_weights(str(source), device="cpu", **hub)
+    weights, of_base = load_peft_weights(str(source), device="cpu", **hub), base_of(model).state_dict()
+    for key, x in weights.items():
+        y = of_base.get(key.removeprefix("base_model.model."), x)
+        if y.numel() and (x.shape != y.shape or not torch.equal(x.to(y.dtype), y.cpu())):  # ZeRO-3 has no numbers
+            raise ValueError(f"The adapter in {source} replaces {key!r} of its base, which agents share.")
     try:
         result = set_peft_model_state_dict(model, weights, adapter_name=adapter)
         missing = [key for key in result.missing_keys if "lora_" in key and adapter in key.split(".")]
