@@ -136,6 +136,9 @@ def test_code_is_no_call():
     expected = f'{code}<tool_call>{{"name": "run", "arguments": {{"code": "{code}"}}}}</tool_call>'
     broken = call.replace('")', ")")
     assert split(tokenizer_of("lfm2_v2"), code, call + code, broken) == [code, expected, broken]
+    cut = call.partition(", abs")[0]
+    thoughts = split(tokenizer_of("lfm2_2_5"), f"<think>{call}\n</think>\n{call}{code}", f"<think>{call}", cut)
+    assert thoughts == [expected, "", cut]  # no call of a reasoning, and none that was cut off
 
 
 def test_calls_in_a_models_own_form_are_part_of_its_answer():
@@ -357,6 +360,7 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
         assert turns[1][0].rewards == [6.0] and "Now 3" in prompts[1]["agent"]
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.add"
     own = {"gptoss": thought + ' <|constrain|>json<|message|>{"number": 3}<|call|>'}
+    own["lfm2_2_5"] = "<think>Hm.</think><|tool_call_start|>[add(number=3)]<|tool_call_end|>"
     own["gemma4"] = "<|channel>thought\nHm.<channel|><|tool_call>call:add{number:3}<tool_call|>"
     call = {"function": {"name": "add", "arguments": {"number": 3}}}
     for family, text in own.items():  # the next prompt is the true history, in the template's own form of calls

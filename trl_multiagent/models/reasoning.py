@@ -30,7 +30,7 @@ PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
 # Of calls of tools: special tokens in some tokenizers
 CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>"}
 CALL_TOKENS |= {"<|/tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"}
-CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>"}
+CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 PYTHON_CALLS = re.compile(r"<\|tool_call_start\|>(.*?)<\|tool_call_end\|>", re.DOTALL)  # of LFM2
 MALFORMED = (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)
@@ -89,7 +89,8 @@ class CompletionReader:
         self.parser = (
             tokenizer if getattr(tokenizer, "response_template", None) and self.tags != (BEGIN, END) else None
         )
-        if self.parser is None and "<|tool_call" in self.template:  # of Gemma 4 and LFM2, whose calls are no JSON
+        self.has_python_calls = "<|tool_call_start|>" in self.template
+        if self.parser is None and "<|tool_call>" in self.template:  # of Gemma 4, whose calls are no JSON
             with contextlib.suppress(ValueError):  # TRL knows other templates
                 self.parser = add_response_schema(copy.copy(tokenizer))
 
@@ -107,9 +108,9 @@ class CompletionReader:
 
         - Messages: if the chat template has `<|message|>`, see [`last_message`]. The reasoning is left out.
         - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`split_reasoning`].
-        - Templates of responses: if the tokenizer has a `response_template`, or TRL has one for a tokenizer whose
-          calls of tools are no JSON, its `parse_response` finds calls, which are given in the form of Qwen. Without
-          tags, it also finds the reasoning and the content.
+        - Templates of responses: if the tokenizer has a `response_template`, or TRL has one for Gemma 4's, its
+          `parse_response` finds calls, which are given in the form of Qwen. Without tags, it also finds the reasoning
+          and the content. The calls of LFM2 are read by [`read_python`].
         - Else it is the whole text.
         """
         if self.has_messages:
@@ -117,18 +118,16 @@ class CompletionReader:
         begin, _ = self.tags or ("", "")
         opened = bool(begin) and self.tokenizer.decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
         found = [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
+        if self.has_python_calls:
+            found = [(reasoning, read_python(answer)) for reasoning, answer in found]
         if self.parser is None:
             return found
         prefix = self.tokenizer.decode(prompt_ids)
         for k, (ids, text) in enumerate(zip(completion_ids, texts, strict=True)):
-            decoded = self.tokenizer.decode(ids)
-            if self.parser is not self.tokenizer and "<|tool_call" not in decoded:
-                continue
-            with contextlib.suppress(*MALFORMED):  # what a model writes need not be well formed
-                is_python = PYTHON_CALLS.search(decoded)
-                parsed = read_python(decoded) if is_python else self.parser.parse_response(decoded, prefix=prefix)
+            with contextlib.suppress(ValueError):  # what a model writes need not be well formed
+                parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
-                calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
+                calls = "".join(written_call(call["function"]) for call in calls)
                 # White space is stripped, which code may need
                 is_read = self.parser is self.tokenizer and not self.tags and content != text.strip()
                 if calls or is_read:
@@ -161,17 +160,24 @@ class CompletionReader:
         return {"content": f"{before}{end}{gap}{answer}"}
 
 
-def read_python(text: str) -> dict[str, Any]:
+def written_call(call: Mapping[str, Any]) -> str:
+    """Returns a call of a tool in the form of Qwen."""
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def read_python(answer: str) -> str:
     """
-    Returns the content and the calls of a completion whose calls are a list in Python. TRL's pattern for LFM2 cuts
-    arguments at commas, and takes `, max(x)` in code for a call. Raises an error in `MALFORMED`.
+    Returns an answer with the calls of tools, a list in Python, behind the rest and in the form of Qwen. A malformed
+    answer stays as it is. TRL's pattern for LFM2 cuts arguments at commas, and takes `, max(x)` in code for a call.
     """
     calls = []
-    for part in PYTHON_CALLS.findall(text):
-        for call in cast(Any, ast.parse(part.strip(), mode="eval").body).elts:
-            arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
-            calls.append({"function": {"name": ast.unparse(call.func), "arguments": arguments}})
-    return {"content": PYTHON_CALLS.sub("", text).split("<|im_end|>")[0], "tool_calls": calls}
+    with contextlib.suppress(*MALFORMED):
+        for part in PYTHON_CALLS.findall(answer):
+            for call in cast(Any, ast.parse(part.strip(), mode="eval").body).elts:
+                arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+                calls.append(written_call({"name": ast.unparse(call.func), "arguments": arguments}))
+        return PYTHON_CALLS.sub("", answer) + "".join(calls)
+    return answer
 
 
 def last_message(text: str) -> str:
