@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from trl_multiagent.console import printable
+from trl_multiagent.console import install_command, printable
 from trl_multiagent.folders import naming
 from trl_multiagent.limits import setting
 
@@ -79,7 +79,7 @@ class EndpointSettings:
     def problem(self) -> str | None:
         """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
         if importlib.util.find_spec("openai") is None:
-            return "the package openai is not installed: pip install 'trl-multiagent[endpoints]'"
+            return f"the package openai is not installed: {install_command('endpoints')}"
         if self.key_env is not None and not self.key:
             return f"the environment variable {self.key_env}, which must hold the key for {self.model}, is not set"
         return None

@@ -13,12 +13,12 @@ example for lack of memory, is a line of the table, and a part that has used its
 Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn and with two (a tree), and
 
 - full, float32: float32 weights, computed in bfloat16. The default;
-- full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `trl-multiagent[rounding]`;
+- full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `.[rounding]`;
 - LoRA, float32 and bfloat16: the data type of the base, `r` = 16 on all linear layers;
 - no graphs: float32 weights or a base in bfloat16, sampled without CUDA graphs;
 - transformers' loop: sampling with transformers' own loop instead of the package's;
 - vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs
-  `trl-multiagent[vllm]`.
+  `.[vllm]`.
 
 The roofline is the time for the products with the weights alone: every token of a tree that differs from others, or in
 what precedes it, once; all weights read once per decoding step of a turn; at the rates for large products and for

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from trl_multiagent.console import install_command
 from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
 
 
@@ -84,7 +85,7 @@ def convert(folder: Path) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ImportError("Reading the copy needs the library gguf: pip install 'trl-multiagent[gguf]'.") from error
+        raise ImportError(f"Reading the copy needs the library gguf: {install_command('gguf')}.") from error
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         if folder.is_dir():  # another process has converted it meanwhile

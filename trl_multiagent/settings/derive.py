@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from huggingface_hub.utils import validate_repo_id
 
+from trl_multiagent.console import install_command
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings
 from trl_multiagent.environments.task_errors import UnavailableError, describe
@@ -235,7 +236,7 @@ def check_team_form(settings: Settings) -> None:
     if model.is_quantized and not has_adapters:
         raise ConfigError("Quantized weights cannot be trained: set `peft` or `agent_model.use_peft`, too.")
     if model.is_quantized and importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError("Quantized weights need bitsandbytes: pip install trl-multiagent[quantization].")
+        raise ConfigError(f"Quantized weights need bitsandbytes: {install_command('quantization')}.")
 
 
 def check_repo_id(setting: str, repo_id: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trl_multiagent.console import install_command
 from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
 from trl_multiagent.environments.embedded import read_split
 from trl_multiagent.environments.task import DatasetSource, TaskSettings, setting
@@ -67,4 +68,4 @@ def load_datasets(settings: TaskSettings) -> Datasets:
 def check_package(name: str, extra: str) -> None:
     """Raises `ValueError` if a package is not installed."""
     if importlib.util.find_spec(name) is None:
-        raise ValueError(f"The package {name} is not installed: pip install 'trl-multiagent[{extra}]'.")
+        raise ValueError(f"The package {name} is not installed: {install_command(extra)}.")

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
 
+from trl_multiagent.console import install_command
 from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.models.reasoning import check_template_kwargs
@@ -291,7 +292,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 "`devices` cannot be combined with vLLM, whose engines would all be on the first GPU: leave one out."
             )
         if not is_vllm_available():
-            raise ImportError("`use_vllm=True` needs vLLM: `pip install trl-multiagent[vllm]`.")
+            raise ImportError(f"`use_vllm=True` needs vLLM: {install_command('vllm')}.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "

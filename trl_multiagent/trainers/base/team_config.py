@@ -14,6 +14,7 @@ from transformers import Trainer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils import is_torch_bf16_gpu_available, logging
 
+from trl_multiagent.console import install_command
 from trl_multiagent.jobs.distributed import connecting
 from trl_multiagent.limits import setting
 
@@ -50,7 +51,7 @@ class CommonConfig(Base):
 
     def __post_init__(self) -> None:
         if self.deepspeed is not None and not is_deepspeed_available():
-            raise ImportError("`deepspeed` needs DeepSpeed: `pip install trl-multiagent[deepspeed]`.")
+            raise ImportError(f"`deepspeed` needs DeepSpeed: {install_command('deepspeed')}.")
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:
