@@ -29,12 +29,13 @@ from trl_multiagent import (
     workflow,
 )
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.environments.tools import find_calls, tool_workflow, unread_call
+from trl_multiagent.environments.tools import tool_workflow
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.models.sampling_loop import StopStrings
+from trl_multiagent.models.tool_calls import find_calls, unread_call
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.rows import make_row
 from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat

@@ -27,12 +27,12 @@ from trl.data_utils import prepare_multimodal_messages
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.environments.tools import INSTRUCTIONS, find_calls, read_calls, unread_call
 from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs, template_kwargs
+from trl_multiagent.models.tool_calls import INSTRUCTIONS, find_calls, read_calls, unread_call
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
