@@ -107,7 +107,7 @@ def test_teams_are_loaded_in_one_place():
 def room(module: str) -> str:
     """The room of a module, as docs/architecture.md names it."""
     parts = module.split(".")[1:]
-    if parts[:2] in (["trainers", "base"], ["code", "sandbox"]):
+    if parts[:2] in (["trainers", "base"], ["code", "sandbox"], ["environments", "task_errors"]):
         return "/".join(parts[:2])
     if parts[0] == "tasks" and (ROOT / "trl_multiagent" / "tasks" / "".join(parts[1:2])).is_dir():
         return "".join(parts[1:2]) or parts[0]  # a task family, or what families share

@@ -12,9 +12,9 @@ import time
 import pytest
 
 from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
-from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.players import MessageAblation
+from trl_multiagent.jobs.event_loop import event_loop
 from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
 from trl_multiagent.trainers.base.trace_files import read_trace
 

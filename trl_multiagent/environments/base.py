@@ -535,6 +535,11 @@ def resume_settings(environment: Environment) -> dict[str, Any]:
         raise TaskError(f"{name} returned {show(settings)}; it must be a dict of plain values: {error}.") from error
 
 
+def describe_environment(environment: Environment) -> dict[str, Any]:
+    """Returns the settings of an environment that a checkpoint must match, in addition to [`describe_run`]."""
+    return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
+
+
 def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
     """Converts metrics that the function `name` returned to `float`."""
     if not isinstance(metrics, Mapping):

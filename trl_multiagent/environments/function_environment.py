@@ -4,14 +4,12 @@ plain or `async`, and may score only one role.
 """
 
 import asyncio
-import contextlib
 import functools
 import inspect
 import math
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -41,6 +39,7 @@ from trl_multiagent.environments.task_errors import (
     show,
     task_code,
 )
+from trl_multiagent.jobs.event_loop import event_loop
 
 
 RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
@@ -543,23 +542,6 @@ def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter] | None:
         if isinstance(function, functools.partial):
             raise TypeError(f"`reward_funcs` contains {show(function)}, whose arguments do not fit.") from error
         return None
-
-
-@functools.cache
-def event_loop(process: int) -> asyncio.AbstractEventLoop:
-    """
-    Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not
-    forked.
-    """
-    loop = asyncio.new_event_loop()
-
-    def run() -> None:
-        while True:  # `sys.exit` in a task ends `run_forever`
-            with contextlib.suppress(SystemExit, KeyboardInterrupt):
-                loop.run_forever()
-
-    threading.Thread(target=run, name="async-rewards", daemon=True).start()
-    return loop
 
 
 def call_rewards(

@@ -42,8 +42,8 @@ from trl_multiagent.environments.base import (
     scoring_context,
     with_call,
 )
-from trl_multiagent.environments.function_environment import event_loop
 from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, describe, show, task_code
+from trl_multiagent.jobs.event_loop import event_loop
 
 
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents

@@ -12,12 +12,12 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import item_ids, scoring_metrics
+from trl_multiagent.environments.base import describe_environment, item_ids, scoring_metrics
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.jobs.fingerprint import describe_environment, digest_of_rows
+from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import (

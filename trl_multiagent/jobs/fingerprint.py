@@ -1,4 +1,4 @@
-"""Fingerprints of the inputs of a run or stage (weights, rows, environments), and the differences of two of them."""
+"""Fingerprints of the inputs of a run or stage (weights, rows), and the differences of two of them."""
 
 import hashlib
 import json
@@ -9,17 +9,10 @@ import torch
 from datasets import Dataset
 from transformers.trainer_pt_utils import get_model_param_count
 
-from trl_multiagent.environments.base import Environment, resume_settings
-
 
 MAX_VALUE_LENGTH = 200  # in characters, for values in a message
 
 Changes = dict[str, tuple[Any, Any]]  # name -> value in the checkpoint, value in the run
-
-
-def describe_environment(environment: Environment) -> dict[str, Any]:
-    """Returns the settings of an environment that a checkpoint must match, in addition to [`describe_run`]."""
-    return {"environment": type(environment).__name__, "environment settings": resume_settings(environment)}
 
 
 def describe_agent(agent: torch.nn.Module, added: Iterable[torch.nn.Parameter] = ()) -> str:

@@ -27,7 +27,7 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment, check_all_act, item_ids
+from trl_multiagent.environments.base import Environment, check_all_act, describe_environment, item_ids
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -48,7 +48,7 @@ from trl_multiagent.folders import (
 )
 from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
-from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, describe_environment, digest_of_rows
+from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
 from trl_multiagent.models.chat_markers import marker_pattern
 from trl_multiagent.models.reasoning import template_kwargs

@@ -23,13 +23,13 @@ from transformers.integrations import get_available_reporting_integrations, is_d
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.console import hide_progress_bars
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, describe_environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
-from trl_multiagent.jobs.fingerprint import describe_environment, differences
+from trl_multiagent.jobs.fingerprint import differences
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes

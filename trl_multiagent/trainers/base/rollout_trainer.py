@@ -16,10 +16,16 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
-from trl_multiagent.environments.base import Environment, Outcome, ScoringContext, check_roles, scoring
+from trl_multiagent.environments.base import (
+    Environment,
+    Outcome,
+    ScoringContext,
+    check_roles,
+    describe_environment,
+    scoring,
+)
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.jobs.fingerprint import describe_environment
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
