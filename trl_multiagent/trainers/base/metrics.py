@@ -37,7 +37,6 @@ from trl_multiagent.trainers.base.batch import Advantages
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless, print_completions
 from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
-from trl_multiagent.trainers.base.vllm import check_engine
 
 
 logger = logging.get_logger(__name__)
@@ -346,7 +345,7 @@ class Observer:
                 total = total / trainer.accelerator.num_processes
             elif metric == "ratios":
                 metric = "sampling_logp_difference"
-                total = check_engine(name, total.tolist(), trainer.state.global_step + 1)
+                total = trainer.generator.check(name, total.tolist())
             elif metric not in ("tokens", "aux_loss", "value_loss"):
                 total = total / sums[name, "tokens"].clamp(min=1.0)
             if metric != "tokens":

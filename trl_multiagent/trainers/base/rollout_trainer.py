@@ -45,7 +45,6 @@ from trl_multiagent.trainers.base.metrics import Alarms, Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
-from trl_multiagent.trainers.base.vllm import VLLMGenerator
 
 
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
@@ -114,7 +113,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
-        self.generator = VLLMGenerator(self) if args.use_vllm else self._make_generator()
+        self.generator = self._make_generator()
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
@@ -134,8 +133,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         # them
         del self.team.__dict__["forward"]
 
-    def _make_generator(self) -> TrainerGenerator:
+    def _make_generator(self) -> Any:
         args = self.args
+        if args.use_vllm:
+            from trl_multiagent.trainers.base.vllm import VLLMGenerator
+
+            return VLLMGenerator(self)
         special = ("pad_token_id", "bos_token_id", "eos_token_id")  # those of the first agent
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
@@ -431,7 +434,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        if isinstance(self.generator, VLLMGenerator):
+        if self.args.use_vllm:
             self.generator.forget_weights()
 
     # Evaluation: samples episodes and computes no loss

@@ -392,6 +392,33 @@ class VLLMGenerator:
         for agent in self.agents.values():
             agent.sent_steps.clear()
 
+    def check(self, role: str, numbers: list[float]) -> float:
+        """
+        Returns the mean difference between the log-probabilities of the engine and of the policy, in nats per token.
+
+        Args:
+            role (`str`): The agent.
+            numbers (`list[float]`): The numbers of [`~trainers.base.loss.sampling_correction`], summed over a batch.
+
+        Raises:
+            EngineError: The weights of the engine seem to differ from the trained ones: the difference is too large,
+                too many ratios are out of bounds, or too many log-probabilities are missing.
+        """
+        outside, number, total, compared, sampled = numbers
+        difference, share, missing = total / max(1, compared), outside / max(1, number), 1 - compared / max(1, sampled)
+        if sampled and missing > 0.5:
+            raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
+        if difference > LARGEST_DIFFERENCE or share >= LARGEST_SHARE_OUTSIDE:
+            raise EngineError(
+                f"Step {self.trainer.state.global_step + 1}: the log-probabilities with which vLLM sampled for agent "
+                f"{role!r} differ from the policy's by {difference:.2f} nats per token, and {share:.0%} of the ratios "
+                f"are outside of the bounds of the sampling correction (limits: {LARGEST_DIFFERENCE} nats, "
+                f"{LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other weights than the trainer: restart it with the agent's "
+                "own model, and resume. A server needs `--logprobs-mode processed_logprobs`. If only its precision "
+                "differs, set `vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
+            )
+        return difference
+
 
 def sample_turn(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
@@ -570,35 +597,6 @@ def make_generations(
         # engine need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
-
-
-def check_engine(role: str, numbers: list[float], step: int) -> float:
-    """
-    Returns the mean difference between the log-probabilities of the engine and of the policy, in nats per token.
-
-    Args:
-        role (`str`): The agent.
-        numbers (`list[float]`): The numbers of [`~trainers.base.loss.sampling_correction`], summed over a batch.
-        step (`int`): The optimizer step.
-
-    Raises:
-        EngineError: The weights of the engine seem to differ from the trained ones: the difference is too large, too
-            many ratios are out of bounds, or too many log-probabilities are missing.
-    """
-    outside, number, total, compared, sampled = numbers
-    difference, share, missing = total / max(1, compared), outside / max(1, number), 1 - compared / max(1, sampled)
-    if sampled and missing > 0.5:
-        raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
-    if difference > LARGEST_DIFFERENCE or share >= LARGEST_SHARE_OUTSIDE:
-        raise EngineError(
-            f"Step {step}: the log-probabilities with which vLLM sampled for agent {role!r} differ from the policy's "
-            f"by {difference:.2f} nats per token, and {share:.0%} of the ratios are outside of the bounds of the "
-            f"sampling correction (limits: {LARGEST_DIFFERENCE} nats, {LARGEST_SHARE_OUTSIDE:.0%}). vLLM has other "
-            "weights than the trainer: restart it with the agent's own model, and resume. A server needs "
-            "`--logprobs-mode processed_logprobs`. If only its precision differs, set "
-            "`vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
-        )
-    return difference
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
