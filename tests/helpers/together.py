@@ -55,6 +55,7 @@ def differing(reward, **arguments):
     environment = FunctionEnvironment({role: short(role) for role in roles}, reward, transition=feedback)
     settings = {"eval_dataset": tiny_items(3), **EVALUATED, "max_steps": 2}
     settings |= {"early_termination_threshold": 500.0, "generation_token_budget": 200}
+    settings |= {"optim": "sgd", "learning_rate": 0.1}
     run = trainer(environment=environment, **settings, **arguments)
     run.train()
     episodes = run.collaborate([dict(item) for item in tiny_items(3)] if RANK == 0 else [])

@@ -36,7 +36,7 @@ def error_of(trainer):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
-    trainer = tiny_trainer(FOLDER, num_turns=2, max_steps=2)
+    trainer = tiny_trainer(FOLDER, num_turns=2, max_steps=2, optim="sgd", learning_rate=0.5)
     trainer.train()
     trainer.save_model()
     seen = {

@@ -23,6 +23,7 @@ from trl_multiagent.models.packing import run_ends
 from trl_multiagent.preferences.rows import text_columns
 from trl_multiagent.trainers.joint_reward_trainer import split_by_item
 
+from by_hand import distance
 from pages import read_page
 from tiny import SIZE, byte_tokenizer, tiny_classifier
 
@@ -82,7 +83,8 @@ def test_a_long_text_loses_a_part_of_the_problem_only(length):
 @pytest.mark.parametrize("roles", [("aux", "main"), ("solo",)])
 def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
     data, text, tokenizer = pairs(roles), JointText(roles, max_length=2048), byte_tokenizer()
-    ours = reward_trainer(tmp_path / "ours", roles, tiny_classifier(), eval_fraction=0.0)
+    plain = {"optim": "sgd", "learning_rate": 0.1}  # Adam turns the rounding of a gradient near 0 into a whole step
+    ours = reward_trainer(tmp_path / "ours", roles, tiny_classifier(), eval_fraction=0.0, **plain)
     ours.train()
 
     def joint(row, side):
@@ -91,13 +93,14 @@ def test_losses_are_those_of_trl_on_the_same_texts(tmp_path, roles):
         return text.text(prompts, {role: row[names[side]] for role, names in columns.items()})
 
     texts = Dataset.from_list([{"chosen": joint(row, 1), "rejected": joint(row, 2)} for row in data])
-    args = pair_config(tmp_path / "trl", RewardConfig)
+    args = pair_config(tmp_path / "trl", RewardConfig, **plain)
     theirs = RewardTrainer(tiny_classifier(), args, train_dataset=texts, processing_class=tokenizer)
     theirs.train()
     losses = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (ours, theirs)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(set(losses[0])) == 3
-    for one, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-5)
+    before = tiny_classifier().state_dict()
+    updates = [{name: x - before[name] for name, x in y.model.state_dict().items()} for y in (ours, theirs)]
+    assert distance(*updates) < 1e-4
 
 
 @pytest.mark.parametrize("pad_token_id", [257, 256])  # one of its own, and that which ends the texts
@@ -117,9 +120,8 @@ def test_pairs_share_their_prompts(tmp_path, pad_token_id):
         else:
             scores = run_ends(model, model.base_model, **batch["packed"]).logits
         (scores.squeeze(-1) * torch.arange(6.0)).sum().backward()
-        gradients.append([scores.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)])
-    for one, other in zip(*gradients, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+        gradients.append({name: x.grad.clone() for name, x in model.named_parameters()} | {"scores": scores.detach()})
+    assert distance(*gradients) < 1e-5
 
 
 def test_models_that_read_the_whole_text_do_not_share_prompts(tmp_path):
