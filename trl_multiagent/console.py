@@ -3,7 +3,6 @@ What programs print and show: fewer messages of other libraries, no control char
 rows with the heading first. Its import is fast.
 """
 
-import importlib.metadata
 import logging
 import re
 import warnings
@@ -43,7 +42,9 @@ def hide_progress_bars() -> None:
 
 def install_command(extra: str) -> str:
     """Returns the command that installs the packages of an extra. It names them, because no index has this package."""
-    needed = [x.split(";")[0] for x in importlib.metadata.requires("trl-multiagent") or () if f'"{extra}"' in x]
+    from importlib.metadata import requires
+
+    needed = [x.split(";")[0] for x in requires("trl-multiagent") or () if f'"{extra}"' in x]
     return " ".join(["pip install", *(f'"{requirement}"' for requirement in needed)])
 
 

@@ -17,7 +17,6 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from enum import Enum
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -103,7 +102,6 @@ class Key:
         """The texts that it takes, if these are listed."""
         parts = (self.hint, *typing.get_args(self.hint))
         found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
-        found += [tuple(x.value for x in part) for part in parts if isinstance(part, type) and issubclass(part, Enum)]
         return (*self.limits.get("choices", ()), *itertools.chain(*found))
 
 
@@ -211,15 +209,13 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
     """Returns the type with the limits, for pydantic."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        if any(isinstance(part, type) and issubclass(part, Enum) for part in parts):
-            parts = tuple(part for part in parts if part is not str)  # the text is one of the enumeration's values
         return functools.reduce(operator.or_, (_constrained(part, limits) for part in parts))
     if origin is list:
         return list[_constrained(parts[0], limits)]  # type: ignore[misc]
     if origin is dict:
         return dict[parts[0], _constrained(parts[1], limits)]  # type: ignore[misc, valid-type]
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return Annotated[Literal[tuple(x.value for x in hint)], BeforeValidator(_read_no)]
+    if origin is Literal and "no" in parts:
+        return Annotated[hint, BeforeValidator(_read_no)]
     if hint is types.NoneType:
         return None
     if "choices" in limits:

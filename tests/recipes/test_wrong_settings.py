@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import write_inherited
 import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -15,6 +16,7 @@ from trl_multiagent import MAGRPOConfig
 from trl_multiagent.demo.task import TASK
 from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.settings import schema
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
@@ -311,7 +313,9 @@ def test_programs_end_with_exit_status_2_and_one_line(folder):
 
 def test_deepspeed_that_is_not_installed(folder, capsys, monkeypatch):
     monkeypatch.setattr("trl_multiagent.trainers.base.team_config.is_deepspeed_available", lambda: False)
-    assert "`deepspeed` needs DeepSpeed: `pip install" in refusal(capsys, "--deepspeed", "ds.json", "--dry_run")
+    assert '`deepspeed` needs DeepSpeed: pip install "deepspeed>=' in refusal(
+        capsys, "--deepspeed", "ds.json", "--dry_run"
+    )
 
 
 TEMPLATE = """{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}
@@ -332,3 +336,22 @@ def test_a_chat_template_that_refuses_a_system_message(tmp_path, monkeypatch, ca
     line = capsys.readouterr().err.splitlines()[-1]
     assert exit_info.value.code == 2 and line.startswith("train: error: The chat template of agent 'critic' (")
     assert "refuses its prompt: Conversation roles must alternate" in line
+
+
+def test_the_fields_of_the_configuration_classes_are_written_down():
+    assert schema.INHERITED.read_text() == write_inherited.table(), "run scripts/data/write_inherited.py"
+
+
+def test_a_wrong_setting_is_told_before_slow_libraries_are_imported():
+    program = """
+import sys
+from trl_multiagent import cli
+try:
+    cli.main(["train", "magrpo", "--config", "magrpo_he", "--override", sys.argv[1]])
+except SystemExit:
+    print([name for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate") if name in sys.modules])
+"""
+    for override in ("magrpo.num_turn=2", "magrpo.num_generations=few", "peft.r=-1", "grpo.num_turns=2"):
+        command = [sys.executable, "-c", program, override]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout == "[]\n", (override, done.stdout, done.stderr)

@@ -36,6 +36,7 @@ from trl_multiagent.settings.schema import (
     AgentModel,
     TopLevel,
     algorithm_keys,
+    documented_keys,
     extras_of,
     keys_of,
     sections_of,
@@ -257,7 +258,7 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
     if full:
         own = keys_of(AgentModel).items()
         flags |= {name: key.help for name, key in own}
-        keys = algorithm_keys(algorithm).items()
+        keys = algorithm_keys(algorithm, documented_keys).items()
         usual = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
     for title, texts in (
         ("flags for the model and the data, named as in TRL's scripts", flags),

@@ -4,13 +4,20 @@ configuration class.
 """
 
 import dataclasses
+import functools
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.limits import Key, keys_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
+
+
+INHERITED = Path(__file__).with_name("inherited.json")
 
 
 @dataclass
@@ -287,23 +294,44 @@ def sections_of(task: Task) -> dict[str, type]:
     return SHARED_SECTIONS | task.settings
 
 
-def algorithm_keys(algorithm: str) -> dict[str, Key]:
-    """Returns the keys of an algorithm's section. This imports TRL."""
+@functools.cache
+def inherited() -> dict[str, dict[str, Key]]:
+    """
+    Returns the fields of the configuration classes by the classes' import paths, without their help, from a file, so
+    that settings are checked before TRL is imported. `scripts/data/write_inherited.py` writes the file.
+    """
+    saved = json.loads(INHERITED.read_text(encoding="utf-8"))
+    keys = []
+    for name, hint, default, limits, is_supported in saved["fields"]:
+        limits = {limit: tuple(x) if isinstance(x, list) else x for limit, x in limits.items()}
+        keys.append((name, Key(eval(hint, {"Any": Any, "Literal": Literal}), default, limits, "", is_supported)))
+    return {path: dict(keys[number] for number in numbers) for path, numbers in saved["classes"].items()}
+
+
+def documented_keys(path: str) -> dict[str, Key]:
+    """Returns the fields of a configuration class with their help. This imports TRL."""
+    return keys_of(import_class(path))
+
+
+def algorithm_keys(
+    algorithm: str, keys_of_class: Callable[[str], dict[str, Key]] = lambda path: inherited()[path]
+) -> dict[str, Key]:
+    """Returns the keys of an algorithm's section, those of a class as `keys_of_class` returns them for its path."""
     entry = ALGORITHMS[algorithm]
-    keys: dict[str, Key] = {}
-    for cls in (extras_of(algorithm), *map(import_class, entry.parts), entry.config_class()):
-        keys = {**keys_of(cls), **keys}
+    keys = keys_of(extras_of(algorithm))
+    for path in (*entry.parts, entry.config):
+        keys = {**keys_of_class(path), **keys}
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
     }
 
 
 def known_settings(algorithm: str, task: Task) -> dict[str, dict[str, Key]]:
-    """Returns the keys of all sections, with top-level settings under `""`. This imports TRL and PEFT."""
+    """Returns the keys of all sections, with top-level settings under `""`."""
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     return sections | {name: keys_of(cls) for name, cls in sections_of(task).items()}
 
 
 def peft_keys() -> dict[str, Key]:
-    """Returns the keys of the section `peft`. This imports PEFT."""
-    return {name: key for name, key in keys_of(import_class("peft.LoraConfig")).items() if name not in NOT_IN_PEFT}
+    """Returns the keys of the section `peft`."""
+    return {name: key for name, key in inherited()["peft.LoraConfig"].items() if name not in NOT_IN_PEFT}
