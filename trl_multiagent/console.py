@@ -3,8 +3,10 @@ What programs print and show: fewer messages of other libraries, no control char
 rows with the heading first. Its import is fast.
 """
 
+import functools
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +48,12 @@ def install_command(extra: str) -> str:
 
     needed = [x.split(";")[0] for x in requires("trl-multiagent") or () if f'"{extra}"' in x]
     return " ".join(["pip install", *(f'"{requirement}"' for requirement in needed)])
+
+
+@functools.cache
+def tell(text: str) -> None:
+    """Prints a text to stderr once."""
+    print(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:

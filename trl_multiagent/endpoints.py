@@ -1,8 +1,13 @@
-"""Models behind OpenAI-compatible endpoints. OpenAI's own client sends, repeats and limits the requests."""
+"""
+Models behind OpenAI-compatible endpoints. OpenAI's own client sends and repeats the requests. Whatever a server sends
+becomes an answer or an [`EndpointError`].
+"""
 
+import asyncio
 import dataclasses
 import hashlib
 import importlib.util
+import ipaddress
 import json
 import os
 import random
@@ -11,12 +16,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from trl_multiagent.console import install_command, printable
-from trl_multiagent.folders import naming
-from trl_multiagent.limits import setting
+import pydantic
+from pydantic_core import from_json
+
+from trl_multiagent.console import install_command, printable, tell
+from trl_multiagent.folders import write_text
+from trl_multiagent.limits import STRICT, setting
 
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
@@ -30,13 +38,16 @@ PROVIDERS = (
 )
 CHARACTERS_PER_TOKEN = 3  # estimate
 MAX_MESSAGE = 500  # characters of an error
+MAX_BODY = 8 * 2**20  # bytes of an answer
+SHORTEST_KEY = 6  # characters; a shorter text may occur in any answer
+SENT = ("content-type", "accept", "user-agent")  # the client's headers that are sent
 
 
 class EndpointError(RuntimeError):
     """A question got no answer. The message says why, on one line."""
 
     def __init__(self, message: str):
-        super().__init__(printable(" ".join(message.split()))[:MAX_MESSAGE])
+        super().__init__(printable(" ".join(message[: 9 * MAX_MESSAGE].split()))[:MAX_MESSAGE])
 
 
 # Settings
@@ -82,6 +93,8 @@ class EndpointSettings:
             return f"the package openai is not installed: {install_command('endpoints')}"
         if self.key_env is not None and not self.key:
             return f"the environment variable {self.key_env}, which must hold the key for {self.model}, is not set"
+        if not (self.key.isascii() and self.key.isprintable()):
+            return f"the environment variable {self.key_env} has characters that no key has"
         return None
 
     @property
@@ -147,12 +160,36 @@ def make_endpoint(
             raise ValueError(f"The endpoint of the model {model!r} is not known: set `{called('base_url')}`.")
         _, base_url, own_key = provider
         key_env = key_env or own_key
-    elif not re.fullmatch("https?://[^/@?#][^@?#]*", base_url):  # not shown, because it may hold a key
-        advice = "without a user, a password or a query, because settings are saved with the run"
-        raise ValueError(f"`{called('base_url')}` must be a URL such as http://localhost:8000/v1, {advice}.")
+    else:
+        check_url(called("base_url"), base_url, key_env)
     base_url = re.sub(r"/(chat/completions|messages)/?$", "", base_url)  # as CoMLRL's files have it
     api = api or (ANTHROPIC if provider is PROVIDERS[0] else OPENAI)
     return EndpointSettings(model, api, base_url, key_env, **settings)
+
+
+def check_url(name: str, url: str, key_env: str | None = None) -> None:
+    """
+    Raises a `ValueError` that names the setting if its value is not the URL of a server, or has a secret in it. Says
+    once if a key would go to another machine unencrypted. Servers of a cluster are often reached so.
+    """
+    host = r"[\w.-]*[a-zA-Z][\w.-]*|[\d.]+|\[[\da-fA-F:.]+\]"
+    match = re.fullmatch(rf"(https?)://({host})(:\d{{1,5}})?(/[\w.~!$&'()*+,;=:%/-]{{0,999}})?", url, re.ASCII)
+    try:
+        is_far = not is_loopback(match[2]) if match and int((match[3] or ":80")[1:]) < 2**16 else None
+    except ValueError:  # no address
+        is_far = None
+    if match is None or is_far is None:  # not shown, because it may hold a key
+        advice = "without a user, a password or a query, because settings are saved with the run"
+        raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1, {advice}.")
+    if key_env is not None and match[1] == "http" and is_far:
+        tell(f"The key in {key_env} is sent to {match[2]} unencrypted, because `{name}` begins with http.")
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether the host of a URL is this machine. Raises `ValueError` if it is an address that cannot exist."""
+    if re.search("[a-zA-Z]", host) and ":" not in host:
+        return host.lower() == "localhost"
+    return ipaddress.ip_address(host.strip("[]")).is_loopback
 
 
 # Requests
@@ -171,13 +208,19 @@ class Question:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-@dataclass(frozen=True)
+Count = Annotated[int, pydantic.Field(ge=0, le=10**9)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config=STRICT)
 class Answer:
-    """The answer of a model. The numbers of tokens are 0 if the endpoint does not report them."""
+    """
+    The answer of a model. The numbers of tokens are 0 if the endpoint does not report them. Values that are no texts
+    or counts raise a `ValueError`.
+    """
 
     text: str
-    input_tokens: int
-    output_tokens: int
+    input_tokens: Count
+    output_tokens: Count
 
 
 @dataclass
@@ -229,75 +272,136 @@ class EndpointClient:
         return [(kept | results)[key] for key in keys]
 
     def _request(self, missing: dict[str, Question], stop_at_failure: bool) -> dict[str, Answer | EndpointError]:
-        endpoint, failures, state = self.endpoint, list[EndpointError](), random.getstate()
-        problem = endpoint.problem()
+        problem, state = self.endpoint.problem(), random.getstate()
         if problem is not None:
             return dict.fromkeys(missing, EndpointError(problem))
-        from openai import OpenAI
-
         self.usage.requests += len(missing)
-        sdk = OpenAI(
-            base_url=endpoint.base_url,
-            api_key=endpoint.key or "none",  # so that the client reads none from the environment
-            max_retries=endpoint.tries - 1,
-            timeout=endpoint.timeout,
-        )
+        ends: list[EndpointError] = []  # why no more requests are sent
+        try:
+            with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
+                try:
+                    return thread.submit(asyncio.run, self._ask_all(missing, stop_at_failure, ends)).result()
+                finally:
+                    ends.append(EndpointError("interrupted"))
+        finally:
+            random.setstate(state)  # the client's retries draw random numbers
 
-        def answer(key: str) -> Answer | EndpointError:
-            if stop_at_failure and failures:
-                return failures[0]
-            try:
-                result = self._ask_one(sdk, missing[key])
-            except EndpointError as error:
-                failures.append(error)
-                return error
+    async def _ask_all(
+        self, missing: dict[str, Question], stop_at_failure: bool, ends: list[EndpointError]
+    ) -> dict[str, Answer | EndpointError]:
+        from openai import AsyncOpenAI
+
+        endpoint, slots = self.endpoint, asyncio.Semaphore(self.endpoint.concurrency)
+
+        async def answer(key: str) -> Answer | EndpointError:
+            async with slots:
+                if ends:
+                    return ends[0]
+                try:
+                    result = await self._ask_one(sdk, missing[key])
+                except EndpointError as error:
+                    ends.extend([error] if stop_at_failure else [])
+                    return error
             self.write(key, result)
             return result
 
-        pool = ThreadPoolExecutor(endpoint.concurrency)
-        try:
-            return dict(zip(missing, pool.map(answer, missing), strict=True))
-        finally:
-            pool.shutdown(cancel_futures=True)
-            sdk.close()
-            random.setstate(state)  # the client's retries draw random numbers
+        async with AsyncOpenAI(
+            base_url=endpoint.base_url,
+            api_key=endpoint.key or "none",  # so that the client reads none from the environment
+            max_retries=endpoint.tries - 1,
+            http_client=limited_client(endpoint),
+        ) as sdk:
+            return dict(zip(missing, await asyncio.gather(*map(answer, missing)), strict=True))
 
-    def _ask_one(self, sdk: Any, question: Question) -> Answer:
+    async def _ask_one(self, sdk: Any, question: Question) -> Answer:
         from openai import APIStatusError, OpenAIError
 
         endpoint = self.endpoint
         try:
-            body = sdk.chat.completions.create(messages=list(question.messages), **endpoint.parameters)
-        except (OpenAIError, ValueError) as error:  # the latter for an answer that is no JSON
+            create = sdk.chat.completions.with_raw_response.create
+            body = (await create(messages=list(question.messages), **endpoint.parameters)).http_response.content
+        except (OpenAIError, ValueError) as error:  # the latter for a text that UTF-8 cannot write
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             if isinstance(error, APIStatusError):
                 reason = f"status {error.status_code}: {error.response.text}"
-            if endpoint.key:  # an endpoint may repeat it
-                reason = reason.replace(endpoint.key, "[key]")
-            raise EndpointError(f"{endpoint} gave no answer: {reason}") from None
-        if not getattr(body, "choices", None):
-            raise EndpointError(f"{endpoint} gave no answer: it is no chat completion of OpenAI's interface")
-        used = body.usage
-        tokens = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
-        return Answer(body.choices[0].message.content or "", *tokens)
+            raise EndpointError(f"{endpoint} gave no answer: {self._without_key(reason)}") from None
+        try:
+            values = from_json(body)
+            used, message = values.get("usage") or {}, values["choices"][0]["message"]
+            tokens = (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
+            return Answer(self._without_key(message.get("content") or ""), *tokens)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            problem = "it is no chat completion of OpenAI's interface"
+            raise EndpointError(f"{endpoint} gave no answer: {problem}") from None
+
+    def _without_key(self, text: str) -> str:
+        """Removes the key from a text, because an endpoint may repeat it, and it must not get into logs and files."""
+        key = self.endpoint.key
+        return text.replace(key, "[key]") if len(key) >= SHORTEST_KEY else text
 
     # The answers on the disk
 
     def read(self, key: str) -> Answer | None:
         """Returns a kept answer; `None` if there is none, or if its file is damaged."""
+        path = self._path(key)
         try:
-            return Answer(**json.loads(self._path(key).read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, TypeError):
+            return Answer(**from_json(path.read_bytes())) if path.is_file() else None
+        except (ValueError, TypeError):
             return None
 
     def write(self, key: str, answer: Answer) -> None:
         """Keeps an answer. Other processes may write the same one."""
         path = self._path(key)
-        unfinished = path.with_suffix(f".{os.getpid()}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with naming(path):
-            unfinished.write_text(json.dumps(asdict(answer)), encoding="utf-8")
-        unfinished.replace(path)
+        write_text(path, json.dumps(asdict(answer)))
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"
+
+
+def limited_client(endpoint: EndpointSettings) -> Any:
+    """
+    Makes the HTTP client of an endpoint. It follows no redirect, which could send prompts to another host. A request
+    has no headers from the environment, such as `OPENAI_ORG_ID`, and an answer only those that decide on retries. An
+    answer is not compressed, has at most `MAX_BODY` bytes, and takes at most the endpoint's `timeout`.
+    """
+    import httpx2  # of OpenAI's client
+    from openai import DefaultAsyncHttpxClient
+
+    class LimitedClient(DefaultAsyncHttpxClient):
+        async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+            own = {"accept-encoding": "identity"}
+            if endpoint.key:
+                own["authorization"] = f"Bearer {endpoint.key}"
+            sent = httpx2.Request(
+                request.method,
+                request.url,
+                headers={x: y for x, y in request.headers.items() if x in SENT} | own,
+                content=request.content,
+                extensions=request.extensions,  # its timeouts
+            )
+            try:
+                async with asyncio.timeout(endpoint.timeout):
+                    response = await super().send(sent, **{**options, "stream": True})
+                    try:
+                        body = await read_body(response)
+                    finally:
+                        await response.aclose()
+            except TimeoutError:
+                raise httpx2.ReadTimeout(f"no answer within {endpoint.timeout:g} s", request=request) from None
+            headers = {x: y for x, y in response.headers.items() if x == "retry-after"}
+            return httpx2.Response(response.status_code, headers=headers, content=body, request=request)
+
+    async def read_body(response: httpx2.Response) -> bytes:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise httpx2.ReadError("the answer is compressed, which the request excluded")
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > MAX_BODY:
+                raise httpx2.ReadError(f"the answer has more than {MAX_BODY} bytes")
+        return bytes(body)
+
+    # No proxy can reach this machine itself
+    trust_env = not is_loopback(urlsplit(endpoint.base_url).hostname or "")
+    return LimitedClient(follow_redirects=False, timeout=endpoint.timeout, trust_env=trust_env)

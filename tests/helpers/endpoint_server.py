@@ -13,12 +13,13 @@ from local_server import LocalServer
 class Reply:
     """What the server sends. A text in its place is an answer of the model."""
 
-    body: str = ""
+    body: str | bytes = ""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     content_type: str | None = "application/json"
     missing_bytes: int = 0  # how much shorter the body is than the header says
     stall: float = 0.0  # seconds before anything is sent
+    drips: bool = False  # a header that never ends comes byte by byte
 
 
 class EndpointServer(LocalServer):
@@ -57,8 +58,12 @@ class EndpointServer(LocalServer):
             reply = Reply(self.completion(reply))
         if reply.stall:
             self.closing.wait(reply.stall)
-        body = reply.body.encode()
+        body = reply.body.encode() if isinstance(reply.body, str) else reply.body
         with contextlib.suppress(ConnectionError):  # a client that has given up
+            if reply.drips:
+                handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+                while not self.closing.wait(0.02):
+                    handler.wfile.write(b"x")
             self.send(handler, reply, body)
 
     @staticmethod

