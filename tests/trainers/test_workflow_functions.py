@@ -12,7 +12,7 @@ import time
 import pytest
 
 from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.players import MessageAblation
 from trl_multiagent.jobs.event_loop import event_loop
 from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
@@ -324,6 +324,27 @@ def test_an_item_may_change_between_calls_outside_of_a_run():
     assert run.prompts(item, []) == {"aux": "Say 1:"}
     item["x"] = 2
     assert run.score([item], [{"aux": "2"}], [[]])[0].reward == 2.0
+
+
+@pytest.mark.parametrize("settings", [TREE, EPISODES])
+def test_an_episode_that_loses_its_resource_has_no_reward(tmp_path, settings, capfd):
+    """Whatever it was paid before. It ends the run where a reward is needed."""
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        answer = await agents.aux(f"{item['x']}:")
+        agents.reward(float(len(answer)), "aux")
+        await agents.main("Go on:")
+        if len(item["x"]) % 2:
+            raise UnavailableError("The judge at 127.0.0.1:1 failed: it is ill")
+        return 1.0
+
+    team, settings = tiny_team(ROLES), {**settings, "items_per_device": 4}
+    tiny_trainer(tmp_path / "drop", team, run, reward_none="drop", **settings).train()
+    lines = capfd.readouterr().out.splitlines()
+    assert lines.count("The judge at 127.0.0.1:1 failed: it is ill") == 1
+    with pytest.raises(UnavailableError, match=r"failed: it is ill\. With `reward_none: drop`, the other"):
+        tiny_trainer(tmp_path / "error", team, run, **settings).train()
 
 
 def test_mistakes_get_a_sentence():

@@ -42,7 +42,15 @@ from trl_multiagent.environments.base import (
     scoring_context,
     with_call,
 )
-from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, describe, show, task_code
+from trl_multiagent.environments.task_errors import (
+    TaskError,
+    UnavailableError,
+    as_number,
+    as_rewards,
+    describe,
+    show,
+    task_code,
+)
 from trl_multiagent.jobs.event_loop import event_loop
 
 
@@ -138,6 +146,7 @@ class Episode:
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
         self.item, self.out_of_turns, self.num_refused, self.is_over = item, False, 0, False
+        self.had_turn = False
         self.ready = asyncio.Event()
         self.parts = set[asyncio.Task]()  # that the workflow has started beside itself, and that still run
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
@@ -166,6 +175,7 @@ class Episode:
 
     def answer(self, joint_action: JointAction) -> None:
         """Hands the agents' answers to the workflow, which runs on when the event loop does."""
+        self.had_turn = True
         for role, text in joint_action.items():
             if role in self.asked:
                 _, future = self.asked.pop(role)
@@ -311,7 +321,12 @@ class WorkflowEnvironment(Environment):
                 await self._settle(last)
                 return [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
 
-        return self._wait(turn())
+        outcomes = self._wait(turn())
+        for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
+            if context.reward_none != "drop":
+                raise UnavailableError(f"{failure}. With `reward_none: drop`, the other episodes go on.")
+            print(failure, flush=True)
+        return outcomes
 
     def _is_out_of_turns(self, episode: Episode, joint_actions: list[JointAction]) -> bool:
         """
@@ -402,6 +417,10 @@ class WorkflowEnvironment(Environment):
         if not episode.task.done():
             return
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
+        if isinstance(error, UnavailableError):
+            if episode.had_turn:
+                return  # its reward is missing, see `score`
+            raise error
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
             if isinstance(error, TaskError):
                 raise TaskError(f"{error}{self._line_of(error)}") from error
@@ -420,8 +439,12 @@ class WorkflowEnvironment(Environment):
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
-        ended = episode.task.done() and not episode.task.cancelled() and episode.task.exception() is None
-        result = episode.task.result() if ended else 0.0
+        ended = episode.task.done() and not episode.task.cancelled()
+        error = episode.task.exception() if ended else None
+        is_lost = isinstance(error, UnavailableError)
+        if is_lost:
+            notes["failure"] = str(error)
+        result = math.nan if is_lost else episode.task.result() if ended and error is None else 0.0
         if episode.out_of_turns:
             metrics["out_of_turns"] = 1.0
         elif episode.task.done():
@@ -434,7 +457,7 @@ class WorkflowEnvironment(Environment):
             reward = 0.0 if episode.was_paid else math.nan
         returned = reward if isinstance(reward, Mapping) else dict.fromkeys(self.roles, reward)
         is_wrong = returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values())
-        if is_wrong or (outcome.reward is not None and any(math.isnan(x) for x in returned.values())):
+        if is_wrong or (outcome.reward is not None and not is_lost and any(math.isnan(x) for x in returned.values())):
             raise TaskError(
                 f"{self.name} returned {show(reward)}; it must return a number, an `Outcome`, or a dict with a number "
                 f"for each of {', '.join(self.roles)}."

@@ -1,12 +1,10 @@
 """The task `openenv`: environments that servers of OpenEnv run, each episode in a session of its own."""
 
 import json
-import math
 import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from trl_multiagent.environments.base import History, JointAction, Outcome, scoring_context
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
@@ -36,8 +34,8 @@ class Servers:
             except (OSError, ValueError, KeyError) as error:
                 raise ValueError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error
 
-    async def play(self, item: dict, agents: Agents) -> Outcome:
-        """Plays an episode. The server pays each action; if it fails, the episode has no reward."""
+    async def play(self, item: dict, agents: Agents) -> None:
+        """Plays an episode. The server pays each action. Raises `UnavailableError` if it fails."""
         from openenv import GenericEnvClient
         from websockets.exceptions import WebSocketException
 
@@ -66,8 +64,7 @@ class Servers:
         except (TimeoutError, OSError, RuntimeError, WebSocketException) as error:
             if not turn:
                 await agents[0]("The environment does not answer.")  # an episode has a first turn
-            return Outcome(math.nan, extra={"failure": f"The OpenEnv server {url} failed: {describe(error)}"})
-        return Outcome(0.0)
+            raise UnavailableError(f"The OpenEnv server {url} failed: {describe(error)}") from error
 
 
 async def rules(client: Any, schema: dict) -> str:
@@ -97,21 +94,9 @@ def shown(observation: dict) -> str:
     return str(*fields.values()) if len(fields) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
-class OpenEnvEnvironment(WorkflowEnvironment):
-    """Says once which server failed. Without `reward_none: drop`, this ends the run."""
-
-    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        outcomes = super().score(items, joint_actions, histories)
-        for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
-            if scoring_context().reward_none != "drop":
-                raise UnavailableError(f"{failure}. With `reward_none: drop`, episodes of other servers go on.")
-            print(failure, flush=True)
-        return outcomes
-
-
 def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
     servers = settings.sections["openenv"]
-    return OpenEnvEnvironment(servers.play, servers.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
+    return WorkflowEnvironment(servers.play, servers.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
 
 
 SETTINGS = {"dataset": Seeds, "openenv": Servers}
