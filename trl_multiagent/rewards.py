@@ -1,15 +1,25 @@
 """Reward functions for TRL's trainers of a single model."""
 
+import ast
+import itertools
+import re
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from trl_multiagent.code.extraction import read_completion
+from trl_multiagent.code.dependencies import PARSE_ERRORS
+from trl_multiagent.code.extraction import FENCE, MAX_CHARS, read_completion
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
+from trl_multiagent.models.reasoning import BEGIN, END, find_answer
 from trl_multiagent.tasks.code_generation.data import mbpp_row
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
 from trl_multiagent.tasks.code_generation.reward import MAIN
+
+
+MAX_LEVELS = 5  # of the first line of a body that are tried
 
 
 @dataclass
@@ -18,14 +28,18 @@ class CodeRewardFunction:
     A reward function of TRL for code: it runs the problem's tests in the sandbox. An answer earns 0 to 2.1, see
     docs/reward.md.
 
-    It reads the columns of HumanEval (`entry_point`, `test` and, if present, `canonical_solution`) or of MBPP (`code`,
-    `test_list` and `test_imports`), and reads the function to write from the prompt. If the model's prompt is not
-    HumanEval's `prompt`, the column `problem` has to contain the latter.
+    It reads the columns of HumanEval (`entry_point`, `test` and, if present, `task_id` and `canonical_solution`) or of
+    MBPP (`task_id`, `code`, `test_list` and, if present, `test_imports`), and reads the function to write from the
+    prompt. If the model's prompt is not HumanEval's `prompt`, the column `problem` has to contain the latter. The
+    reasoning in a completion does not count, see [`~models.reasoning.find_answer`].
 
     Args:
         kind (`str`, *optional*, defaults to `"earned"`): The kind of the reward, `"earned"` or `"paper"`.
         min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection of the sandbox to run with, see
             docs/sandbox.md.
+        tags (`tuple[str, str]`, *optional*): What begins and ends a reasoning, if not the tags in docs/reasoning.md.
+        opened (`bool`, *optional*, defaults to `False`): Whether the chat template opens the reasoning, as that of
+            DeepSeek-R1 does, which the completion does not show. One without an end then has no answer.
 
     Raises:
         ValueError: there is no such kind or tier.
@@ -39,6 +53,8 @@ class CodeRewardFunction:
 
     kind: str = "earned"
     min_tier: str = Sandbox.min_tier
+    tags: tuple[str, str] | None = None
+    opened: bool = False
 
     __name__ = "code_reward"  # TRL logs the reward under this name
 
@@ -48,12 +64,12 @@ class CodeRewardFunction:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CodeRewardFunction, (self.kind, self.min_tier)
+        return CodeRewardFunction, (self.kind, self.min_tier, self.tags, self.opened)
 
     def __call__(self, prompts: list[Text], completions: list[Text], **columns: Any) -> list[float]:
         """
-        Scores completions, which are texts or chat messages. Each contains the whole function, or continues the
-        problem's prompt.
+        Scores completions, which are texts or chat messages. The answer in each contains the whole function, or
+        continues the problem's prompt.
 
         Args:
             prompts (`list`): The prompts, texts or chat messages.
@@ -64,19 +80,61 @@ class CodeRewardFunction:
             ValueError: a column is missing or malformed.
             SandboxError: the machine does not offer `min_tier`.
         """
-        items = []
-        for k, prompt in enumerate(prompts):
+        begin, _ = self.tags or (BEGIN, END)
+        items, answers = [], []
+        for k, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             row = {name: values[k] for name, values in columns.items() if isinstance(values, list)}
             items.append(read_item(row, plain(prompt), f"`code_reward`, row {k + 1}"))
-        answers = [{MAIN: complete(item, plain(text))} for item, text in zip(items, completions, strict=True)]
+            before = begin if self.opened else prompt if isinstance(prompt, str) else ""
+            answers.append({MAIN: complete(items[-1], find_answer(plain(completion), before, self.tags))})
         return [outcome.reward for outcome in self._environment.score(items, answers, [()] * len(items))]
 
 
 def complete(item: dict[str, Any], answer: str) -> str:
     """Returns an answer, behind the problem's prompt if only both together define the function."""
-    together = item["prompt"] + answer
-    alone, joined = (read_completion(text, item["entry_point"]).problem for text in (answer, together))
-    return together if alone and not joined else answer
+    prompt, name = item["prompt"], item["entry_point"]
+    problem = read_problem(prompt, name)
+    header = f"{problem.prefix}\n\n\n{problem.signature}\n"
+    found = {text: read_completion(text, name) for text in (answer, prompt + answer)}
+    bodies = ((text, read_completion(text, name)) for text in (header + body for body in read_bodies(answer)))
+    for text, code in itertools.chain(found.items(), bodies):
+        if not (code.problem or code.error or code.is_opaque):  # in a body, the name may be that of a variable
+            return text
+    return next((text for text, code in found.items() if not code.problem), answer)
+
+
+def read_bodies(answer: str) -> Iterator[str]:
+    """
+    Yields an answer as a function's body, at a level of its own. The first line begins where it does, or where another
+    one does, because decoders strip texts. A body at the margin is indented.
+    """
+    answer = answer.replace("\r\n", "\n")[:MAX_CHARS]
+    for text in ("\n".join(FENCE.split(answer)[1::2]), FENCE.sub("", answer)):
+        first, *rest = re.sub(r"\A(?:[ \t]*\n)+", "", text).split("\n")
+        levels = {line[: len(line) - len(line.lstrip())] for line in rest if line.strip()}
+        own = first[: len(first) - len(first.lstrip())]
+        for level in [own, *sorted(levels, key=len)][:MAX_LEVELS]:
+            lines = [level + first.lstrip(), *rest]
+            yield "\n".join(lines if level else indented(lines))
+
+
+def indented(lines: list[str]) -> list[str]:
+    """Returns lines with the statements up to the first `return` indented. Lines within texts stay as they are."""
+    tree, end = None, len(lines)
+    while end and tree is None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # invalid escapes
+                tree = ast.parse("\n".join(lines[:end]))
+        except SyntaxError as error:  # what follows is no code
+            end = min(end, error.lineno or 1) - 1
+        except PARSE_ERRORS:
+            end = 0
+    nodes = tree.body if tree else []
+    end = next((node.end_lineno or end for node in nodes if isinstance(node, (ast.Return, ast.Raise))), end)
+    texts = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    inside = {number for node in texts for number in range(node.lineno, node.end_lineno or 0)}
+    return [f" {line}" if k < end and k not in inside else line for k, line in enumerate(lines)]
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:

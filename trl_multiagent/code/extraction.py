@@ -7,9 +7,11 @@ of a script (`if __name__ == ...`, prints, example calls, asserts, input) are le
 as a whole, its fenced blocks are read, or all of it if no block defines the function, and every run of lines that
 parses is code.
 
-A completion defines a function if the last statement that binds its name is a `def` that returns a value other than a
-bare `None`, or yields. The rule is the same for `aux` and for the entry point. A `def` without a body, such as the
-prompt repeated, is left out.
+A completion defines a function if the last statement that binds its name may bind something that can be called. A
+`def` has to return a value other than a bare `None`, or to yield. A lambda, an alias or a method is read likewise.
+What a call returns or an import brings cannot be read, and counts. If nothing binds the name, the last class with such
+a method does. The rule is the same for `aux` and for the entry point. A `def` without a body, such as the prompt
+repeated, is left out.
 """
 
 import ast
@@ -19,6 +21,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from trl_multiagent.code.dependencies import (
     DEFINITIONS,
@@ -43,6 +46,10 @@ CODE_START = re.compile(
 DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b)\S")
+# What binds a name to nothing that can be called
+LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.Compare)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+NOT_CALLED = (type(None), *LITERALS, *COMPREHENSIONS, ast.Delete, ast.AugAssign, ast.Import)
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 
 
@@ -66,6 +73,9 @@ class Code:
     error: str  # the place and the reason of the syntax error; empty if the text parses
     statements: list[Statement]  # those of the text, without a definition that does not parse
     defined: bool  # whether it defines the function that the agent was asked for
+    # What binds the function's name, as far as it can be read: a `def`, a lambda, or an expression or a statement
+    function: ast.AST | None
+    is_opaque: bool  # whether no `def` or class binds it, so that only a run shows whether it can be called
     problem: str  # why the function is missing or has no result; empty if it is defined with a result
     needed: list[Statement]  # the statements that the function needs, including its own definition
     # Of the completion's visible characters, the share that belongs to these and to imports. Code fences do not count,
@@ -106,13 +116,20 @@ def read_completion(completion: str, name: str) -> Code:
     text = _text_of(completion) if len(completion) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
-    runs = [*_runs(text, asked)]
-    # The last definition of the function that does not parse
+    binding = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*(?::.*)?=(?!=))"
+    runs = [*_runs(text, re.compile(binding, re.MULTILINE))]
+    # The last `def` of the function that does not parse
     broken = next((run for run, parses in reversed(runs) if not parses and asked.search(run)), "")
     text = "\n".join(run for run, parses in runs if parses)
     tree = _parse(text)[0] or ast.Module([], [])
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
-    module = Module([Statement(x, _segment(lines, x)) for x in tree.body if not _is_stub(x, name)], name)
+    statements = [Statement(x, _segment(lines, x)) for x in tree.body if not _is_stub(x, name)]
+    is_bound = any(name in statement.binds for statement in statements if not statement.is_script)
+    if not is_bound and (method := _read_method(tree, name)):
+        lines.append(method.encode())
+        node = ast.increment_lineno(ast.parse(method).body[0], len(lines) - 1)
+        statements.append(Statement(node, method))
+    module = Module(statements, name)
     nodes = [statement.node for statement in module.statements]
     places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
     imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
@@ -123,9 +140,11 @@ def read_completion(completion: str, name: str) -> Code:
     source = "\n".join(module.statements[k].text for k in order)
     needed = module.needs(roots, only_last=True)
     own = _text_length(lines, [nodes[k] for k in {*needed, *imports}])
-    function, error = nodes[module.binders[name][-1]] if module.binders[name] else None, ""
-    defined = isinstance(function, FUNCTIONS)
-    has_result = isinstance(function, FUNCTIONS) and any(map(_is_result, own_nodes(*function.body)))
+    bindings = {one: nodes[binders[-1]] for one, binders in module.binders.items() if binders}
+    function, error = _read_binding(bindings, name), ""
+    defined = not isinstance(function, NOT_CALLED)
+    has_result = defined and _has_result(function)
+    is_opaque = defined and not isinstance(bindings[name], ast.ClassDef) and not _definitions(bindings[name], name)
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
         error, needed, own = _parse(source)[1], [], _visible_length(broken)
@@ -140,6 +159,8 @@ def read_completion(completion: str, name: str) -> Code:
         error,
         [module.statements[place] for place in sorted(kept)],
         defined,
+        function,
+        is_opaque,
         "" if has_result else problem,
         [module.statements[place] for place in needed],
         share=min(1.0, own / max(1, visible - min(own, examples))) if defined else 0.0,
@@ -157,6 +178,47 @@ def _is_stub(node: ast.stmt, name: str) -> bool:
         return False
     body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in node.body)
     return all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
+
+
+def _definitions(node: ast.AST, name: str) -> list[Any]:
+    """Returns the definitions of a function in a statement, such as a class or an `if`, last first."""
+    inside = node.body if isinstance(node, ast.ClassDef) else [node]
+    return [x for x in own_nodes(*inside) if isinstance(x, FUNCTIONS) and x.name == name]
+
+
+def _read_method(tree: ast.Module, name: str) -> str:
+    """Returns a statement that binds a function to the method of the last class that has it."""
+    for node in reversed(tree.body):
+        if isinstance(node, ast.ClassDef) and (methods := _definitions(node, name)):
+            first = [argument.arg for argument in methods[0].args.args[:1]]
+            makes = methods[0].decorator_list or first == ["self"]
+            return f"{name} = {node.name}{'()' if makes else ''}.{name}"
+    return ""
+
+
+def _read_binding(bindings: dict[str, ast.stmt], name: str) -> ast.AST | None:
+    """Follows what binds a name to a `def` or a lambda, as far as that can be read."""
+    node: ast.AST | None = bindings.get(name)
+    for _ in [*bindings] * 2:
+        match node:
+            case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(value=value):
+                node = value
+            case ast.Name(id=other) if other in bindings:
+                node = bindings[other]
+            case ast.Attribute(ast.Name(id=owner) | ast.Call(ast.Name(id=owner)), attr) if owner in bindings:
+                found = isinstance(bindings[owner], ast.ClassDef) and _definitions(bindings[owner], attr)
+                return found[0] if found else node
+            case ast.If() | ast.Try() | ast.With():
+                return next(iter(_definitions(node, name)), node)
+            case _:
+                break
+    return node
+
+
+def _has_result(function: ast.AST | None) -> bool:
+    if isinstance(function, FUNCTIONS):
+        return any(map(_is_result, own_nodes(*function.body)))
+    return not (isinstance(function, ast.Lambda) and ast.unparse(function.body) == "None")
 
 
 def _is_result(node: ast.AST) -> bool:

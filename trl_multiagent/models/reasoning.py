@@ -25,6 +25,8 @@ TAGS |= {"<|START_THINKING|>": "<|END_THINKING|>"}
 MESSAGE, STARTS = "<|message|>", "<|start|>"
 ANALYSIS = re.compile(r"analysis<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
+IS_MESSAGES = re.compile(r"\s*(?:<\|(?:start|channel)\|>|to=)[^\n]{,200}?<\|message\|>")
+WITHOUT_TOKENS = re.compile(r"\A\s*analysis(?=[A-Z])(?:.*assistantfinal|.*)", re.DOTALL)  # as TRL gives gpt-oss's
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
 # Of calls of tools: special tokens in some tokenizers
@@ -216,3 +218,18 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
         return "", "" if is_open else text
     reasoning, answer = text[: last.start()], text[last.end() :]
     return re.sub(rf"^\s*(?:<\|channel>thought\n|{begin})", "", reasoning).strip("\n"), answer.lstrip("\n")
+
+
+def find_answer(text: str, prompt: str = "", tags: tuple[str, str] | None = None) -> str:
+    """
+    Returns the answer in a completion whose tokenizer is not known. Messages are read by [`last_message`]. Tags are
+    read by [`split_reasoning`]: these `tags`, or the first of `TAGS` in the text or at the end of the `prompt`. One in
+    quotation marks is none.
+    """
+    if IS_MESSAGES.match(text):
+        return last_message(text)
+    known = dict([tags]) if tags else TAGS
+    text = next((begin for begin in known if prompt.rstrip().endswith(begin)), "") + WITHOUT_TOKENS.sub("", text, 1)
+    bare = re.sub(WORDS, "", text)
+    found = [(bare.find(tag), pair) for pair in known.items() for tag in pair if tag in bare]
+    return split_reasoning(text, tags=min(found)[1])[1] if found else text

@@ -194,7 +194,7 @@ def test_a_completion_that_is_the_function_and_what_it_needs(text):
     ("text", "most"),
     [
         (FUNCTION * 10, 0.1),
-        ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.0),
+        ("try:\n    def f(x):\n        return 2\nexcept E:\n    pass\n" * 10, 0.1),
         (FUNCTION + "# junk\n" * 10, 0.3),
         (FUNCTION + "f(1)\nprint(f(2))\nassert f(3)\ny = f(4)\n" * 5, 0.2),
         ("def f(x):\n    return 1\n" + "#" * MAX_CHARS, 0.0),
@@ -217,6 +217,14 @@ def test_what_is_not_the_function_lowers_its_share(text, most):
         "def deco(g):\n    return g\n@deco\ndef aux(x):\n    return 1",
         "def aux(x):\n    yield from x",
         'def aux(x):\n    return 1\ndef aux(x):\n    """Does it."""\n',
+        "aux = lambda x: x",
+        "def g(x):\n    return x\nh = g\naux = h",
+        "from math import gcd as aux",
+        "class Solution:\n    def aux(self, x):\n        return x",
+        "class A:\n    @staticmethod\n    def g(x):\n        return x\naux = A.g",
+        "if True:\n    def aux(x):\n        return 1",
+        "aux = make()",
+        "for aux in [len]:\n    pass",
     ],
 )
 def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(text):
@@ -233,9 +241,15 @@ def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(
         ("def g(x):\n    pass\naux = g", ""),
         ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
         ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
-        ("aux = 5", ""),
-        ("from math import gcd as aux", ""),
-        ("def aux(x):\n    return 1\ndel aux", ""),
+        ("aux = 5", "no function `aux`"),
+        ("aux: int", "no function `aux`"),
+        ("aux = [lambda x: x]", "no function `aux`"),
+        ("import math as aux", "no function `aux`"),
+        ("def aux(x):\n    return 1\ndel aux", "no function `aux`"),
+        ("aux = lambda x: None", "does not return a value"),
+        ("class A:\n    def aux(self, x):\n        pass", "does not return a value"),
+        ("class A:\n    def aux(self, x):\n        pass\naux = A().aux", "does not return a value"),
+        ("if __name__ == '__main__':\n    aux = len", "no function `aux`"),
         # neither a value nor an effect
         ("def aux(x):\n    x = list(x)\n    x.sort()", ""),
         ("def g(x):\n    return 1\ndef aux(x):\n    g(x)", ""),
@@ -284,7 +298,7 @@ def test_what_only_looks_like_the_name_of_aux_is_none(main):
     assert not result.syntax_problem
 
 
-@pytest.mark.parametrize("aux", ["", "def helper(x):\n    return x", "def aux(x):\n    return x\naux = len"])
+@pytest.mark.parametrize("aux", ["", "def helper(x):\n    return x", "def aux(x):\n    return x\naux = 1"])
 def test_there_is_no_call_of_an_aux_that_its_agent_did_not_define(aux):
     assert not facts("def f(xs):\n    return aux(xs) + 1", aux=aux).names_aux
 
@@ -306,6 +320,12 @@ def test_an_entry_point_from_aux_does_not_count_and_does_not_harm():
         ("def f(xs):\n    return [aux(xs)]", False),
         ("def f(xs):\n    y = aux(xs)\n    return y[0]", False),
         ("def f(xs):\n    if not xs:\n        return 0\n    return aux(xs)", False),
+        ("f = lambda *xs: aux(*xs)", True),
+        ("f = lambda xs: aux(xs) + 1", False),
+        ("g = aux\nf = g", True),
+        ("from functools import partial\nf = partial(aux)", True),
+        ("from functools import partial\nf = partial(aux, 1)", False),
+        ("class Solution:\n    def f(self, xs):\n        return aux(xs)", True),
     ],
 )
 def test_a_thin_wrapper_only_returns_what_aux_returns(main, thin):

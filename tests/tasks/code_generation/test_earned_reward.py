@@ -42,6 +42,26 @@ def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
     )
 
 
+def test_work_is_paid_whatever_binds_the_names(sandbox):
+    """A lambda, an alias, a method or a `partial` is counted and changed by the experiments as a `def` is."""
+    keep, add = "[x for x in xs if x % 2 == 0]", "sum(x * x for x in aux(xs))"
+    aux = [f"aux = lambda xs: {keep}", f"class Solution:\n    def aux(self, xs):\n        return {keep}"]
+    aux.append("from functools import partial\naux = partial(filter, lambda x: x % 2 == 0)")
+    name = ITEM["entry_point"]
+    main = [f"{name} = lambda xs: {add}", f"class Solution:\n    def {name}(self, xs):\n        return {add}"]
+    main.append(f"def g(xs):\n    return {add}\n{name} = g")
+    outcomes = score(sandbox, *((one, other) for one in aux for other in main))
+    assert [outcome.reward for outcome in outcomes] == pytest.approx([4.0] * 9)
+    alone = f"aux = lambda xs: sum(x * x for x in {keep})"
+    passed_on = [
+        f"{name} = aux",
+        f"{name} = lambda xs: int(aux(xs))",
+        f"from functools import partial\n{name} = partial(aux)",
+    ]
+    outcomes = score(sandbox, *((alone, main) for main in passed_on))
+    assert [outcome.reward for outcome in outcomes] == pytest.approx([2.1] * 3)
+
+
 def test_the_size_share_is_that_of_the_smaller_part(sandbox):
     small, half, unused = (
         outcome.metrics["size_share"]

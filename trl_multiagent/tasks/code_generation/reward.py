@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trl_multiagent.code.dependencies import IMPORTS, Statement, names_in
+from trl_multiagent.code.dependencies import IMPORTS, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_completion
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 AUX = "aux"  # the agent that writes the helper function, which is also named `aux`
 MAIN = "main"  # the agent that writes the entry point
 
-REWARD_VERSION = 7  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 8  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -72,6 +72,7 @@ class Analysis:
     # that it needs: variables, helpers, calls that fill a table, and imports. 0 without `aux`, 1 for a single agent
     aux_function_share: float = 1.0
     main_function_share: float = 1.0  # the same for main's completion and the entry point
+    is_opaque: bool = False  # whether only a run shows whether what main binds to the entry point can be called
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,10 @@ class CodeReward:
             if not analysis.main_problem and not analysis.syntax_problem
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
+        for k in [k for k, x in verdicts.items() if analyses[k].is_opaque and x.definitions.status != "passed"]:
+            problem = f"`{items[k]['entry_point']}` cannot be called"
+            analyses[k] = replace(analyses[k], main_problem=problem)
+            del programs[k], verdicts[k]
         shown = self._make_experiments(kinds, analyses, programs, verdicts, facts, trees)
         results = [
             CodeResult(analysis, verdicts.get(k), executed, *shown.get(k, ())) for k, analysis in enumerate(analyses)
@@ -398,7 +403,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
     return Analysis(
-        source=join_sources(prefix, aux.source, main.source),
+        source=join_sources(prefix, _counted(aux), main.source),
         setup=prefix,
         aux_problem=aux.problem,
         main_problem=main.problem,
@@ -409,7 +414,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         names_aux=names_aux,
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
         size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
-        thin_wrapper=names_aux and _is_thin_wrapper(main.needed, entry_point),
+        thin_wrapper=names_aux and _is_thin_wrapper(main.function),
         drops_value=names_aux
         and not aux.problem
         and any(
@@ -419,6 +424,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         ),
         aux_function_share=1.0 if aux_completion is None else aux.share,
         main_function_share=main.share,
+        is_opaque=main.is_opaque,
     )
 
 
@@ -442,14 +448,28 @@ def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
     """Returns the programs of aux and of main, each by itself."""
     nodes = [statement.node for code in (aux, main) for statement in code.statements]
     imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
-    return join_sources(imports, prefix, aux.source), join_sources(imports, prefix, main.source)
+    return join_sources(imports, prefix, _counted(aux)), join_sources(imports, prefix, main.source)
 
 
-def _is_thin_wrapper(needed: Sequence[Statement], entry_point: str) -> bool:
-    """Returns whether the entry point is only `return aux(...)`, or `x = aux(...); return x`."""
-    functions = [one.node for one in needed if isinstance(one.node, ast.FunctionDef) and one.node.name == entry_point]
+def _counted(aux: Code) -> str:
+    """Returns aux's part of the program, with a `def`: the sandbox counts calls of nothing else."""
+    call = f"def {AUX}(*args, _{AUX}={AUX}, **kwargs):\n    return _{AUX}(*args, **kwargs)\n"
+    return join_sources(aux.source, call) if aux.is_opaque else aux.source
+
+
+def _is_thin_wrapper(function: ast.AST | None) -> bool:
+    """
+    Returns whether the entry point is only `return aux(...)`, or `x = aux(...); return x`, or `aux` itself, also as
+    the only argument of a call such as `partial(aux)`.
+    """
+    if isinstance(function, ast.Lambda):
+        return _is_call_of_aux(function.body)
+    if isinstance(function, ast.Call) and len(function.args) == 1 and not function.keywords:
+        (function,) = function.args
+    if isinstance(function, ast.Name):
+        return function.id == AUX
     values = set()  # names of the value of `aux`
-    for node in functions[-1].body if functions else ():
+    for node in function.body if isinstance(function, ast.FunctionDef) else ():
         value = getattr(node, "value", None)
         is_value = _is_call_of_aux(value) or (isinstance(value, ast.Name) and value.id in values)
         if isinstance(node, ast.Return):
