@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from matplotlib.image import imread
 from pairs import pairs
-from transformers import DefaultFlowCallback, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, DefaultFlowCallback, TrainerCallback
 from trl import GRPOConfig
 
 import trl_multiagent.environments.function_environment
@@ -256,6 +256,27 @@ def test_team_examples(run_example, tmp_path):
     config.write_text(settings + "dataset:\n  name: demo\n")
     recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
+
+
+def test_examples_of_a_curriculum():
+    order, callback = python_blocks(ROOT / "docs" / "curricula.md")
+    names: dict = {}
+    exec(order + callback, names)
+    assert names["easy_first"]["level"] == [1, 2] and names["args"].shuffle_dataset is False
+    names["Harder"]().on_log(None, None, None, logs={"reward": 0.9})
+    assert names["rules"] == {"words": 4}
+
+
+def test_examples_of_a_trained_team(run_example):
+    plays, alone = python_blocks(ROOT / "docs" / "in_an_app.md")
+    prompts = {"decider": "Which of {options}?"}
+    environment = trl_multiagent.FunctionEnvironment(prompts, lambda completions, **columns: [1.0])
+    tiny_team(environment.roles).save_pretrained("outputs/my_run")
+    tiny_team(["main"]).save_pretrained("outputs/other")
+    names = run_example(plays, {"AgentTeam": trl_multiagent.AgentTeam, "hidden": environment})
+    assert names["turns"][0].joint_action.keys() == {"decider"}
+    classes = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer}
+    run_example(alone.replace("my_run", "other"), classes)
 
 
 def test_actor_critic_example(run_example):

@@ -47,9 +47,9 @@ def test_the_search_ranks_guides_above_the_reference(site):
     assert boosts["api/trainers/"] < boosts["trainers/"] and boosts["CHANGELOG/"] < boosts["checkpoints/"]
 
 
-def test_twenty_questions_are_answered_from_the_home_page(site):
+def test_questions_are_answered_from_the_home_page(site):
     answers = site[""].partition('id="how-do-i')[2].partition("<h2")[0]
-    assert answers.count("<li>") == 20 == len(re.findall(r"<li>.*?<a href", answers, flags=re.DOTALL))
+    assert 20 <= answers.count("<li>") == len(re.findall(r"<li>.*?<a href", answers, flags=re.DOTALL))
     links = {link.lstrip("./") for link in re.findall(r'<a href="([^"]+)"', answers)}
     entries = json.loads(site["search/search_index.json"])["docs"]
     assert links == {
