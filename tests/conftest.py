@@ -83,7 +83,7 @@ def own_modules(tmp_path_factory):
 @pytest.fixture(scope="module")
 def reports():
     """Trainings write their reports and pictures, as they do for users."""
-    from trl_multiagent.trainers.base.run_report import RunReport
+    from trl_multiagent.report.run_report import RunReport
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunReport, "refresh", RunReport.drawn)

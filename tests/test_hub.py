@@ -294,15 +294,15 @@ except RuntimeError as error:
 
 def test_a_push_that_fails_during_the_training_does_not_stop_it(server, client, tmp_path):
     code = """
-from trl_multiagent.trainers.base import team_trainer
+from trl_multiagent.trainers.base import hub
 messages = []
-team_trainer.logger.warning = messages.append
+hub.logger.warning = messages.append
 try:
     trainer = trainer(hub_always_push=True)
     trainer.train()
     trainer.push_to_hub()
 finally:
-    del team_trainer.logger.warning
+    del hub.logger.warning
 result = [trainer.state.global_step, messages]
 """
     server.fail_once("POST /api/models/user/shaky/commit")

@@ -3,8 +3,10 @@ import yaml
 
 import trl_multiagent
 from trl_multiagent import FunctionEnvironment
-from trl_multiagent.hub import environment_name, hub_id, team_card
+from trl_multiagent.hub import team_card
+from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.report.curves import run_table, series_of
+from trl_multiagent.report.run_report import environment_name
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer

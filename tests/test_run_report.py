@@ -11,10 +11,10 @@ import pytest
 
 from trl_multiagent import cli
 from trl_multiagent.console import markdown_table, text_table
+from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page, trees_of, without_secrets
-from trl_multiagent.trainers.base import run_report
-from trl_multiagent.trainers.base.trace_files import TraceFiles, read_trace
+from trl_multiagent.report.trace_files import TraceFiles, read_trace
 
 from pages import read_page, write_run
 from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
@@ -123,7 +123,7 @@ def test_a_report_that_fails_does_not_end_the_training(tmp_path, monkeypatch, ca
         raise OSError("no space left")
 
     monkeypatch.setattr(run_report, "write_page", fail)
-    monkeypatch.setattr(logging.getLogger("trl_multiagent.trainers.base.run_report"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("trl_multiagent.report.run_report"), "propagate", True)
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer = tiny_trainer(tmp_path, max_steps=1)
     trainer.train()

@@ -31,6 +31,7 @@ RECIPE_FILE = "config.yaml"  # the settings of a run
 RUN_FILE = "run.json"  # facts about a run
 LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
+COST_FILE = "training_cost.json"  # what a training has cost
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them

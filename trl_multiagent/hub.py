@@ -2,7 +2,6 @@
 
 import contextlib
 import glob
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ TEMPLATE = Path(__file__).with_name("team_card.md")
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
 PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
 PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
-HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # The files of a team other than those of its agents: its description, the card, and the files that the card shows or
 # links
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
@@ -251,17 +249,3 @@ def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -
         rf"^(# Model Card for |model_name: ){re.escape(name)}$", rf"\g<1>{new_name}", text, flags=re.MULTILINE
     )
     path.write_text(text, encoding="utf-8")
-
-
-def hub_id(name: str) -> str | None:
-    """
-    Returns the name of a model if it is a Hub id; `None` for a folder, and for the empty name of a model that was not
-    loaded.
-    """
-    return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None
-
-
-def environment_name(environment: object) -> str:
-    """Returns the `repr` of an environment, or the name of its class if the class defines no `__repr__`."""
-    cls = type(environment)
-    return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)

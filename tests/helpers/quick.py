@@ -4,13 +4,13 @@ import functools
 import gc
 import importlib.metadata
 import os
-import sys
 
 import accelerate.utils.other
 import jinja2
 import torch
 
 from trl_multiagent.demo import problems as demo_problems
+from trl_multiagent.report.run_report import RunReport
 
 
 def make_libraries_quick() -> None:
@@ -32,9 +32,8 @@ def make_libraries_quick() -> None:
     if not torch.cuda.is_available():
         # Of a device that is not there, torch keeps every seed with the stack of its caller
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
-    report = sys.modules.get("trl_multiagent.trainers.base.run_report")
-    if report is not None:  # every training ends with a page, which takes as long
-        report.RunReport.drawn, report.RunReport.refresh = report.RunReport.refresh, no_page
+    # Every training ends with a page, which takes as long
+    RunReport.drawn, RunReport.refresh = RunReport.refresh, no_page
     # Every start makes the problems of the demo
     demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)
 

@@ -12,8 +12,9 @@ import torch
 from pairs import pair_config, pair_trainer, pairs
 
 from trl_multiagent import JointRewardConfig, JointRewardTrainer, MAGRPOTrainer
+from trl_multiagent.report import terminal
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.trainers.base import metrics as base_log
+from trl_multiagent.trainers.base import metrics
 
 from process_group import end_process_group
 from tiny import byte_tokenizer, tiny_classifier, tiny_items, tiny_trainer
@@ -62,7 +63,9 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
     with contextlib.ExitStack() as stack:
         for name in COLLECTIVES:
             stack.enter_context(mock.patch.object(torch.distributed, name, recorded(name, trainer.calls)))
-        gather = stack.enter_context(mock.patch.object(base_log, "gather_object", wraps=base_log.gather_object))
+        gather = mock.Mock(wraps=metrics.gather_object)
+        for module in (metrics, terminal):
+            stack.enter_context(mock.patch.object(module, "gather_object", gather))
         trainer.train()
     if trainer.accelerator.is_main_process:
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters

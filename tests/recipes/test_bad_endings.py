@@ -8,8 +8,8 @@ import torch
 from datasets import Dataset
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.report import trace_files
 from trl_multiagent.runs.run import end_with_one_line
-from trl_multiagent.trainers.base import trace_files
 from trl_multiagent.trainers.base.checkpoints import WriteError
 
 from tiny import team_of, tiny_team, tiny_trainer, write_problems

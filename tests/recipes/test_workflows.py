@@ -11,7 +11,7 @@ from datasets import Dataset
 from trl_multiagent import AgentTeam, Turn, cli, workflow
 from trl_multiagent.configs.recipes.workflows import debate_judge, demos, solver_critic, writer_editor
 from trl_multiagent.environments.base import judge
-from trl_multiagent.trainers.base.trace_files import read_trace
+from trl_multiagent.report.trace_files import read_trace
 
 from tiny import FORMS, team_of, tiny_trainer
 

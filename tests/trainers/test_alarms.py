@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from trl_multiagent import MAGRPOConfig, Outcome
-from trl_multiagent.trainers.base.metrics import STEPS, Alarms, is_cliff
+from trl_multiagent.report.alarms import STEPS, Alarms, is_cliff
 
 from tiny import EVALUATED, SAVED, tiny_environment, tiny_items, tiny_trainer
 

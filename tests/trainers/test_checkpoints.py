@@ -16,6 +16,7 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOTrainer, MARLOOConfig, MARLOOTrainer
+from trl_multiagent.report.trace_files import read_trace
 from trl_multiagent.trainers.base.checkpoints import (
     STATE_FILE,
     UNFINISHED_FOLDER,
@@ -23,7 +24,6 @@ from trl_multiagent.trainers.base.checkpoints import (
     rotate,
     verify_checkpoint,
 )
-from trl_multiagent.trainers.base.trace_files import read_trace
 
 from tiny import (
     EVALUATED,

@@ -28,10 +28,10 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.environments.base import scoring_context
+from trl_multiagent.report.trace_files import read_trace
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
-from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import one_update
 from tiny import (

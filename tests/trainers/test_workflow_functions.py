@@ -15,8 +15,8 @@ from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment,
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.players import MessageAblation
 from trl_multiagent.jobs.event_loop import event_loop
+from trl_multiagent.report.trace_files import read_trace
 from trl_multiagent.rollout.tree import Samples, first_nodes, grow_trees, judge_nodes
-from trl_multiagent.trainers.base.trace_files import read_trace
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from trl.trainer.utils import create_model_from_path
 from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG, PROCESSOR_FILES
 
 
+HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -255,3 +257,11 @@ def check_length(text: str, model: PreTrainedModel, length: float) -> None:
             f"{text} may have {length} tokens, but its model has only {limit} positions, which are learned: shorten "
             "it, or choose a model that reads longer texts."
         )
+
+
+def hub_id(name: str) -> str | None:
+    """
+    Returns the name of a model if it is a Hub id; `None` for a folder, and for the empty name of a model that was not
+    loaded.
+    """
+    return name if HUB_ID.fullmatch(name) and not os.path.exists(name) else None

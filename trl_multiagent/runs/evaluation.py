@@ -27,7 +27,7 @@ from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
 from trl_multiagent.evaluation.statistics import compute_result
-from trl_multiagent.folders import locked, read_json
+from trl_multiagent.folders import COST_FILE, locked, read_json
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.signals import end_on_signal
@@ -50,7 +50,6 @@ from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_models, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
-from trl_multiagent.trainers.base.metrics import COST_FILE
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 

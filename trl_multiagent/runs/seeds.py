@@ -27,10 +27,10 @@ from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import group_table, series_of
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import comparison_page, read_run
+from trl_multiagent.report.run_report import run_report
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
 from trl_multiagent.settings.derive import by_path
 from trl_multiagent.settings.read import ConfigError
-from trl_multiagent.trainers.base.run_report import run_report
 
 
 NAME = "training with several seeds"

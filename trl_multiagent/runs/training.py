@@ -11,9 +11,10 @@ from transformers import Trainer, TrainerCallback
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, write_text
-from trl_multiagent.hub import hub_id, rename_card
+from trl_multiagent.hub import rename_card
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.signals import end_on_signal, ending_later
+from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.report.html import REPORT_FILE
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training

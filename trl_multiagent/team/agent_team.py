@@ -19,7 +19,6 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.hub import hub_id, push_folder, team_card
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import (
@@ -29,6 +28,7 @@ from trl_multiagent.models.pretrained import (
     copied,
     gguf_file_of,
     hub_arguments,
+    hub_id,
     text_parameters,
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
@@ -322,6 +322,8 @@ class AgentTeam(nn.Module):
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
+        from trl_multiagent.hub import push_folder, team_card
+
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)

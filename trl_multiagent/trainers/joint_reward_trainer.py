@@ -17,11 +17,10 @@ from transformers.utils import logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import write_json
-from trl_multiagent.hub import hub_id
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
-from trl_multiagent.models.pretrained import base_of, check_length, keep_adapter_in_float32
+from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
     answer_columns,
@@ -30,9 +29,10 @@ from trl_multiagent.preferences.rows import (
     temporary_cache_files,
     text_columns,
 )
+from trl_multiagent.report.run_report import RunReport
+from trl_multiagent.report.terminal import show_one_bar
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
-from trl_multiagent.trainers.base.run_report import RunReport, show_one_bar
 from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig

@@ -1,45 +1,29 @@
-"""
-Metrics of a training: those of the trees and of the optimizer steps, the trace and the completions that are shown, and
-alarms about them.
-
-An alarm is raised when its condition begins to hold. It is a warning, and a line of `alarms.jsonl` in the output
-folder, which programs can read. The conditions are functions of the logged metrics, so a resumed run raises the same
-alarms as an uninterrupted run.
-"""
+"""Metrics of a training: of its rollout trees and of its optimizer steps."""
 
 import contextlib
+import functools
 import hashlib
 import itertools
-import json
 import math
 import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.utils import logging
+from transformers.integrations.integration_utils import rewrite_logs
 
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.folders import ALARMS_FILE, naming, write_json, write_text
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.report.run_page import choose_trees, trees_of
-from trl_multiagent.rollout.trace import TraceRow, item_id, trace_rows
+from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
 from trl_multiagent.trainers.base.batch import Advantages
-from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.run_report import TRACE_FOLDER, TREES_FOLDER, RunReport, harmless, print_completions
-from trl_multiagent.trainers.base.trace_files import TraceFiles, remove_after
 
-
-logger = logging.get_logger(__name__)
 
 # Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
 EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
@@ -49,41 +33,7 @@ TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "ste
 LONG = 16  # tokens of a completion whose repetition is measured
 PHRASE = 8  # tokens of a repeated phrase
 
-COST_FILE = "training_cost.json"  # in the output folder
-KEPT_STEPS, KEPT_TREES = 20, 3  # a run without a trace keeps some trees of some steps for its report
-
-# Alarms, whose conditions hold in all log entries of the last 20 steps, and in at least 3
-STEPS, ENTRIES = 20, 3
-NO_SIGNAL = 0.95  # share of the nodes whose returns are all equal
-NO_SIGNAL_TEXT = (
-    "the joint actions of nearly all nodes have equal returns, so the agents learn next to nothing. Check the reward, "
-    "or raise `num_generations` or `temperature`."
-)
-NEARLY_NEVER = 0.02  # below this, a metric in `watched_metrics` counts as near zero
-SHORT = 16  # a length limit below this is meant to cut off
-# Of each role: a metric of its completions, its least value, and the message
-OF_COMPLETIONS = {
-    "collapse": (
-        "most_common_ratio",
-        0.9,
-        "agent {!r} almost always gives the same answer, whatever the item. Lower `learning_rate`, or set `beta`.",
-    ),
-    "repetition": (
-        "repetition",
-        0.8,
-        "nearly all completions of agent {!r} repeat themselves: its training has probably destroyed it. Lower "
-        "`learning_rate`, or set `beta`.",
-    ),
-    "cut_off": (
-        "clipped_ratio",
-        0.99,
-        "nearly all completions of agent {!r} are cut off at `max_completion_length`. If it ended its answers before, "
-        "lower `learning_rate`. Otherwise, raise the limit, ask for short answers, or set `stop_strings`.",
-    ),
-}
-EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
-
-Log = Mapping[str, Any]
+OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
 
 
 @dataclass
@@ -253,24 +203,22 @@ def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
     return name in (*EVAL_METRICS, "steps_per_second") or name.startswith("reward/")
 
 
+def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
+    """
+    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In
+    transformers, it is `train`, `eval` or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss`
+    becomes `aux/train/loss`.
+    """
+    return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
+
+
 class Observer:
     """Observes a trainer that learns from rollout trees, a [`RolloutTrainer`]."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        args = trainer.args
         self._reset()
         self.reported: dict[str, list[float]] = {}  # metrics of the reward functions on the current batch
-        # Rows of this process's latest batch, if completions are logged; `None` once they were shown
-        self.shown_rows: list[TraceRow] | None = None
-        # Without a trace, a few trees of the first process are kept for the report, at some steps
-        self.has_trace = args.trace_steps is not None
-        folder = Path(args.output_dir) / (TRACE_FOLDER if self.has_trace else TREES_FOLDER)
-        self.trace = TraceFiles(folder, args.process_index, args.trace_steps or 1, args.trace_max_files)
-        self.next_kept = math.inf  # the next step whose trees are kept
-        # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
-        self.followed: str | None = None
-        self.latest: list[TraceRow] = []
 
     def _reset(self) -> None:
         """Starts the sums of the next optimizer step, over this process's micro-batches."""
@@ -292,7 +240,7 @@ class Observer:
     # Rollouts
 
     def rollout(self, mode: str, turns: Trees, advantages: Advantages | None = None) -> None:
-        """Adds this process's trees to the next metrics, trace and completions. `mode`: `"train"` or `"eval"`."""
+        """Adds this process's trees to the next metrics, and to the callbacks. `mode`: `"train"` or `"eval"`."""
         trainer = self.trainer
         totals, metrics = add_task_metrics(trainer, mode, turns, self.reported), trainer._metrics[mode]
         training = mode == "train"
@@ -302,36 +250,11 @@ class Observer:
             trainer.generated_tokens += totals.sums["generated_tokens"]
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
-        keeps_trees = training and trainer.state.global_step + 1 >= self.next_kept
-        follows = training and self.followed is not None
-        follows = follows and any(item_id(node.item) == self.followed for node in turns[0])
-        if not self.has_trace and not trainer.log_completions and not keeps_trees and not follows:
-            return
-        rows = trace_rows(
-            turns,
-            trainer.environment.roles,
-            advantages,
-            step=trainer.state.global_step + training,
-            split="train" if training else trainer._eval_prefix,
-            process=trainer.accelerator.process_index,
-        )
-        if trainer.log_completions:
-            self.shown_rows = rows
-        if follows:
-            self.latest = [row for row in rows if row["item"] == self.followed]
-        if self.has_trace:
-            self.trace.rows += rows
-        elif keeps_trees and rows:
-            self.next_kept = rows[0]["step"] + -(-trainer.state.max_steps // KEPT_STEPS)
-            with harmless(Path(trainer.args.output_dir)):
-                if self.latest and self.latest[0]["step"] < rows[0]["step"]:
-                    self.trace.rows += self.latest
-                    self.trace.flush()
-                for _, tree in choose_trees(trees_of(rows), KEPT_TREES, rows[0]["step"]):
-                    self.trace.rows += tree
-                self.followed = self.followed or self.trace.rows[-1]["item"]
-                self.trace.flush()
-                self.latest = []
+        split, process = "train" if training else trainer._eval_prefix, trainer.accelerator.process_index
+        names = {"step": trainer.state.global_step + training, "split": split, "process": process}
+        rows = functools.cache(lambda: trace_rows(turns, trainer.environment.roles, advantages, **names))
+        for callback in trainer.rollout_callbacks:
+            callback.on_rollout(trainer.args, trainer.state, split, turns, rows)
 
     # Optimizer steps
 
@@ -354,35 +277,6 @@ class Observer:
         for phase, duration in seconds.items():
             metrics[f"time/{phase}"].append(duration)
         self._reset()
-        if self.has_trace:
-            self.trace.end_step(trainer.state.global_step + 1)
-
-    # The run
-
-    def begin(self) -> None:
-        """Removes the files of an earlier run from after the step at which this run resumes."""
-        trainer = self.trainer
-        has_report = any(isinstance(callback, RunReport) for callback in trainer.callback_handler.callbacks)
-        self.next_kept = 0 if has_report and trainer.args.process_index == 0 and not self.has_trace else math.inf
-        if trainer.args.should_save:
-            remove_after(self.trace.folder, trainer.state.global_step)
-
-    def show_completions(self) -> None:
-        """Prints the latest completions. All processes must call this function."""
-        if self.shown_rows is None:
-            return
-        trainer, rows = self.trainer, gather_object(self.shown_rows)
-        self.shown_rows = None
-        if rows and trainer.accelerator.is_main_process:
-            print_completions(rows, trainer.num_completions_to_print)
-
-    def write_cost(self) -> None:
-        """Writes the cost of the training, so that another training can have the same cost."""
-        trainer = self.trainer
-        cost = {"env_steps": trainer.env_step, "generated_tokens": trainer.generated_tokens}
-        folder = Path(trainer.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / COST_FILE, {**cost, "optimizer_steps": trainer.state.global_step})
 
 
 def sum_over_processes(accelerator: Accelerator, sums: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
@@ -418,91 +312,3 @@ def add_task_metrics(
     for name, value in shown.metrics().items():
         metrics[name] = [value] if mode == "eval" else [*metrics[name], value]
     return totals
-
-
-@dataclass(eq=False)
-class Alarms(TrainerCallback):
-    """
-    Raises alarms. If the reward of an evaluation drops, `on_cliff` ends the training; with `"rollback"`, the best team
-    is kept.
-    """
-
-    roles: Sequence[str]
-    # Metrics of the environment that are near zero if something is wrong, each with a description of the problem
-    watched_metrics: Mapping[str, str] = field(default_factory=dict)
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        path = Path(args.output_dir) / ALARMS_FILE
-        if state.is_world_process_zero and path.is_file():  # a resumed run repeats the alarms after its checkpoint
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a kill may have left the last line unfinished
-            write_text(path, "".join(f"{x}\n" for x in lines if json.loads(x)["step"] <= state.global_step))
-
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero and "reward" in state.log_history[-1]:
-            latest_first = (log for log in reversed(state.log_history) if "reward" in log)
-            logs = [*itertools.islice(latest_first, STEPS + 1)][::-1]  # the whole history would be read at every step
-            before, found = (self.conditions(entries, state.max_steps, args) for entries in (logs[:-1], logs))
-            self._raise({name: text for name, text in found.items() if name not in before}, args, state)
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        # With several evaluation sets, this is called after each of them, and each has its own reward
-        name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
-        rewards = [log[name] for log in state.log_history if name in log]
-        if not is_cliff(rewards, args.cliff_drop):
-            return
-        text = (
-            f"The reward of the evaluation ({name}) fell from {max(rewards[:-1]):.3g}, the best so far, to "
-            f"{rewards[-1]:.3g}."
-        )
-        if args.on_cliff is not None:
-            control.should_training_stop = True
-            text += " The training ends here (`on_cliff`)."
-        elif is_cliff(rewards[:-1], args.cliff_drop):
-            return  # the alarm was raised when it began
-        if state.is_world_process_zero:
-            self._raise({"cliff": text}, args, state)
-
-    def conditions(self, logs: Sequence[Log], max_steps: int, args: RolloutConfig) -> dict[str, str]:
-        """
-        Returns the alarm conditions that hold in all log entries of the last 20 steps, which are at least 3 entries,
-        with a message for each. Those of completions need no more than half of a training. In a short one, equal
-        returns may just be the highest.
-        """
-        last = logs[-1]["step"] if logs else 0
-        # Of each alarm: the steps, a metric, its bounds, and the message
-        bounds = {
-            f"low/{name}": (STEPS, f"turn_1/{name}", 0.0, NEARLY_NEVER, f"turn_1/{name} is nearly zero: {meaning}.")
-            for name, meaning in self.watched_metrics.items()
-        }
-        if args.num_generations > 1:
-            bounds["no_signal"] = (STEPS, "frac_reward_zero_std", NO_SIGNAL, 1.0, NO_SIGNAL_TEXT)
-        steps = min(STEPS, max_steps // 2)
-        for role, (name, (metric, least, text)) in itertools.product(self.roles, OF_COMPLETIONS.items()):
-            if name != "cut_off" or args.max_completion_length >= SHORT:
-                place = f"agents/{role}/completions/{metric}"
-                bounds[f"{name}/{role}"] = (steps, place, least, 1.0, text.format(role))
-        found = {}
-        for name, (steps, metric, least, most, text) in bounds.items():
-            entries = logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
-            holds = all(metric in log and least <= log[metric] <= most for log in entries)
-            if last >= steps and len(entries) >= ENTRIES and holds:
-                found[name] = f"Since step {entries[0]['step']} or longer, {text}"
-        return found
-
-    def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:
-        path = Path(args.output_dir) / ALARMS_FILE
-        for name, text in alarms.items():
-            logger.warning("Step %d: %s", state.global_step, text)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with naming(path), path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": state.global_step, "alarm": name, "message": text}) + "\n")
-
-
-def is_cliff(rewards: Sequence[float], drop: float) -> bool:
-    """
-    Returns whether the last reward is lower than the best earlier one by more than the share `drop` of the latter.
-    """
-    if len(rewards) < 2:
-        return False
-    best = max(rewards[:-1])
-    return best - rewards[-1] > drop * abs(best)

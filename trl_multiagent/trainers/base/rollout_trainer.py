@@ -12,7 +12,7 @@ import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
 
@@ -25,8 +25,10 @@ from trl_multiagent.environments.base import (
     scoring,
 )
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
+from trl_multiagent.rollout.trace import RolloutCallback
 from trl_multiagent.rollout.tree import Node, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
@@ -41,7 +43,7 @@ from trl_multiagent.trainers.base.batch import (
 )
 from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.loss import policy_loss
-from trl_multiagent.trainers.base.metrics import Alarms, Observer
+from trl_multiagent.trainers.base.metrics import Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
@@ -99,7 +101,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             )
         self._expert_loads = {}
         reference = self._make_reference() if args.beta != 0.0 else None
+        from trl_multiagent.report.alarms import Alarms
+        from trl_multiagent.report.terminal import ShowCompletions
+        from trl_multiagent.report.trace_files import Trace
+
         alarms = Alarms(team.roles, environment.unwrapped.watched_metrics)
+        traces = [Trace(args)] if args.trace_steps is not None else []
         self._init_grpo(
             args,
             model=team,
@@ -107,12 +114,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=team.tokenizers[team.roles[0]],
-            callbacks=[alarms, *(callbacks or [])],
+            callbacks=[alarms, *traces, *(callbacks or [])],
             optimizers=optimizers,
         )
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
+        if args.log_completions:
+            self.add_callback(ShowCompletions())
         self.generator = self._make_generator()
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
@@ -187,6 +196,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         if computed.ratios is not None:
             sums[role, "ratios"] += computed.ratios
         return computed.loss
+
+    @property
+    def rollout_callbacks(self) -> list[RolloutCallback]:
+        """The callbacks that read rollout trees."""
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, RolloutCallback)]
 
     @property
     def _only_compares_rewards(self) -> bool:
@@ -455,7 +469,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        self.observer.trace.flush()  # a run that resumes here does not sample these rows again
+        for callback in self.rollout_callbacks:
+            callback.on_checkpoint()
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
@@ -466,7 +481,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _begin_training(self) -> None:
         super()._begin_training()
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
-        self.observer.begin()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
@@ -477,19 +491,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def log(self, *args: Any, **kwargs: Any) -> None:
         with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
             super().log(*args, **kwargs)
-        self.observer.show_completions()
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        output = super().evaluation_loop(*args, **kwargs)
-        if not self.is_in_train:
-            self.observer.trace.flush()
-        return output
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        self.observer.trace.flush()
         output = super()._finalize_training(*args, **kwargs)
-        if self.args.should_save:
-            self.observer.write_cost()
+        if self.args.should_save:  # so that another training can have the same cost
+            cost = {"env_steps": self.env_step, "generated_tokens": self.generated_tokens}
+            folder = Path(self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / COST_FILE, {**cost, "optimizer_steps": self.state.global_step})
         return output
 
 

@@ -1,6 +1,7 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -22,48 +23,27 @@ from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArgumen
 from transformers.integrations import (
     integration_utils,
     is_deepspeed_zero3_enabled,
-    is_wandb_available,
     unset_hf_deepspeed_config,
 )
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput
-from transformers.utils import logging
-from transformers.utils.hub import hf_api
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
-from trl.trainer.utils import add_fused_lm_head, get_trackio_space_url
+from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub import (
-    access_error_with_advice,
-    check_write_access,
-    environment_name,
-    push_command_advice,
-    team_card,
-    team_files,
-    upload_error_with_advice,
-)
+from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
-from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
-from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
-from trl_multiagent.trainers.base.metrics import RolloutTotals
-from trl_multiagent.trainers.base.run_report import RunReport, show_one_bar, tracker_names
+from trl_multiagent.trainers.base.metrics import RolloutTotals, tracker_names
 from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
-
-
-if is_wandb_available():
-    import wandb
-
-logger = logging.get_logger(__name__)
 
 
 class CommonTrainerMixin(CheckpointMixin):
@@ -205,16 +185,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 "`EarlyStoppingCallback` needs `eval_strategy` and a `metric_for_best_model` like 'reward'."
             )
         self.add_callback(CheckpointCallback(self))
-        self.add_callback(RunReport(self._name, self._report_facts))
-        show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
+        from trl_multiagent.report.run_report import RunReport, team_facts
+        from trl_multiagent.report.terminal import show_one_bar
 
-    def _report_facts(self) -> dict[str, Any]:
-        """Returns the environment, the agents and the dataset for the report of the run."""
-        return {
-            "environment": "" if self.environment is None else environment_name(self.environment),
-            "agents": {agent["role"]: agent["base"] or "" for agent in self.team.summary()},
-            "dataset": describe_dataset(self.train_dataset),
-        }
+        self.add_callback(RunReport(self._name, functools.partial(team_facts, self)))
+        show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -438,6 +413,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
         # repository would show only at the first upload, possibly at the end of the training
+        from trl_multiagent.hub import access_error_with_advice, check_write_access
+
         with access_error_with_advice(self._hub_name):
             super().init_hf_repo(token, private)
             if self.is_world_process_zero():
@@ -456,31 +433,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return
-        args, folder = self.args, Path(self.args.output_dir)
-        tags = [*self._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+        from trl_multiagent.trainers.base.hub import training_card
+
+        folder = Path(self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        training = {
-            "algorithm": self._name,
-            "paper": self._paper,
-            "environment": None if self.environment is None else environment_name(self.environment),
-            "settings": [
-                ("setting", "value"),
-                *self._card_facts().items(),
-                ("processes", args.world_size),
-                *((f"`{name}`", getattr(args, name)) for name in self._card_settings),
-            ],
-            "has_recipe": (folder / RECIPE_FILE).is_file(),
-            "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
-            "results": run_table(series_of(self.state.log_history)),
-            "links": {
-                "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
-                "Trackio": get_trackio_space_url(),
-            },
-        }
-        place = self.hub_model_id or str(folder.absolute())  # a folder until the repository exists
-        revision = args.hub_revision if self.hub_model_id else None
-        card = team_card(self.team.summary(), place, model_name, dataset_name, tags, training, revision)
-        card.save(folder / CARD_FILE)
+        training_card(self, model_name, dataset_name, tags).save(folder / CARD_FILE)
 
     def _card_facts(self) -> dict[str, Any]:
         """Returns the numbers about the run that the model card shows, by name."""
@@ -491,39 +448,28 @@ class TeamTrainerMixin(CommonTrainerMixin):
         Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to
         [`~TeamTrainerMixin.create_model_card`].
         """
+        from trl_multiagent.hub import push_command_advice, upload_error_with_advice
+        from trl_multiagent.trainers.base.hub import only_team_files
+
         self._finish_current_push()  # a push in progress reads files that are replaced next
         advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
-        with upload_error_with_advice(self._hub_name, advice), self._only_team_files():
+        with upload_error_with_advice(self._hub_name, advice), only_team_files():
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         pushes = self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END
         if self._saving or not pushes or not self._may_change_files():
             return  # an unfinished checkpoint is pushed later
+        from trl_multiagent.trainers.base.hub import only_team_files, report_failure
+
         # The inherited method copies the files of a single model, and its tokenizer, to the folder that it uploads
         source, target = Path(checkpoint_folder), Path(self.args.output_dir)
         shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
         shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
-        with self._only_team_files(), temporarily_set(self, processing_class=None):
+        with only_team_files(), temporarily_set(self, processing_class=None):
             super()._push_from_checkpoint(checkpoint_folder)
         for job in self.push_in_progress.jobs:
             job.add_done_callback(report_failure)
-
-    @contextlib.contextmanager
-    def _only_team_files(self) -> Iterator[None]:
-        """
-        Limits uploads of the output folder to the team's files. Checkpoints, which have a `path_in_repo`, are uploaded
-        whole.
-        """
-        upload = hf_api().upload_folder
-
-        def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
-            if "path_in_repo" not in kwargs:
-                kwargs["allow_patterns"] = team_files(folder_path)
-            return upload(folder_path=folder_path, **kwargs)
-
-        with temporarily_set(hf_api(), upload_folder=upload_folder):
-            yield
 
     @property
     def _hub_name(self) -> str:
@@ -540,12 +486,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
         if self.args.hub_always_push:
             self._finish_current_push()
         return self.push_in_progress is None or self.push_in_progress.is_done()
-
-
-def report_failure(job: Future) -> None:
-    """Logs a warning if a background push failed. The training continues, and the next push sends the files again."""
-    if job.exception() is not None:
-        logger.warning(f"A push during the training failed; the next push sends its files again. {job.exception()}")
 
 
 class TrainerGenerator(TransformersGenerator):

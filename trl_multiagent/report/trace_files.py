@@ -1,17 +1,21 @@
-"""Writes the rows of [`rollout.trace`] to files."""
+"""The trace of a run: the rows of [`rollout.trace`] in files."""
 
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from trl_multiagent.folders import naming
-from trl_multiagent.rollout.trace import TraceRow
+from trl_multiagent.rollout.trace import RolloutCallback, TraceRow
+from trl_multiagent.rollout.tree import Trees
 
 
+TRACE_FOLDER = "trace"
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.parquet")
 
 
@@ -53,6 +57,40 @@ class TraceFiles:
         own = [path for path in trace_files(self.folder) if steps_and_process(path)[2] == self.process]
         for old in own[: -self.max_files]:
             old.unlink()
+
+
+class Trace(RolloutCallback):
+    """Writes the rows of all trees, also of those in evaluations, to the folder `trace` of the run."""
+
+    def __init__(self, args: Any):
+        folder = Path(args.output_dir) / TRACE_FOLDER
+        self.files = TraceFiles(folder, args.process_index, args.trace_steps, args.trace_max_files)
+        self.is_training = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.is_training = True
+        if args.should_save:  # a resumed run repeats the steps after its checkpoint
+            remove_after(self.files.folder, state.global_step)
+
+    def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
+        self.files.rows += rows()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.files.end_step(state.global_step)
+
+    def on_checkpoint(self) -> None:
+        self.files.flush()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
+        if "train_runtime" in logs:  # the last log of a training
+            self.is_training = False
+            self.files.flush()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not self.is_training:
+            self.files.flush()
+
+    on_predict = on_evaluate
 
 
 def remove_after(folder: Path, step: int) -> None:

@@ -1,21 +1,18 @@
 """
-What a run shows of itself: the files of its report (facts, log and the page, which is refreshed during the run),
-completions and a progress bar in the terminal, and a group of metrics per agent in trackers.
+The report of a run: its facts, its log, a few of its trees, and the page made of them, which is refreshed during the
+run.
 """
 
 import contextlib
 import dataclasses
 import functools
 import json
-import math
 import os
 import platform
-import random
-import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,23 +20,23 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
-from transformers.integrations.integration_utils import rewrite_logs
+from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
-from trl.trainer.utils import print_prompt_completions_sample
 
-from trl_multiagent.console import printable
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
+from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
-from trl_multiagent.rollout.trace import TraceRow, roles_of
-from trl_multiagent.trainers.base.trace_files import trace_files
+from trl_multiagent.report.trace_files import TRACE_FOLDER, TraceFiles, remove_after, trace_files
+from trl_multiagent.rollout.trace import RolloutCallback, TraceRow, item_id
+from trl_multiagent.rollout.tree import Trees
 
 
 logger = logging.get_logger(__name__)
 
-TRACE_FOLDER, TREES_FOLDER = "trace", "trees"  # of all rollouts, if the run has a trace, and of a few trees
+TREES_FOLDER = "trees"
+KEPT_STEPS, KEPT_TREES = 20, 3  # a run without a trace keeps some trees of some steps
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
 MAX_FILES = 40  # files of a trace whose trees a page shows
@@ -49,24 +46,13 @@ UNSHOWN = """
     output_dir logging_dir run_name report_to hub_model_id hub_token disable_tqdm use_cpu debug accelerator_config
     ddp_find_unused_parameters generation_batch_size steps_per_generation include_for_metrics pad_to_multiple_of
 """.split()
-NUM_PRINTED = 3  # joint actions
-OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
-# The metrics that the bar shows if they are logged, and their names in the bar
-SHOWN = {
-    "reward": "reward",
-    "return": "return",
-    "turn_1/test_pass_rate": "tests passed",
-    "turn_1/passed": "solved",
-    "eval_reward": "eval reward",
-    "rewards/accuracies": "accuracy",
-    "accuracy": "accuracy",  # of a reward model
-}
 
 
-class RunReport(TrainerCallback):
+class RunReport(RolloutCallback):
     """
-    Writes `run.json`, `log.jsonl` and `report.html` in the output folder. `trainer.remove_callback(RunReport)` leaves
-    all three out. A problem with them, such as a full disk, is a warning and never ends a training.
+    Writes `run.json`, `log.jsonl`, `report.html` and, without a trace, a few trees in the output folder.
+    `trainer.remove_callback(RunReport)` leaves all of them out. A problem with them, such as a full disk, is a warning
+    and never ends a training.
 
     Args:
         algorithm (`str`): Name of the algorithm.
@@ -78,18 +64,42 @@ class RunReport(TrainerCallback):
         self.algorithm, self.describe = algorithm, describe
         self.is_running = False
         self.next_refresh = 0.0
+        self.next_kept = 0  # the next step whose trees are kept
+        # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
+        self.followed: str | None = None
+        self.latest: list[TraceRow] = []
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.is_running = state.is_world_process_zero
         if not self.is_running:
             return
         folder = Path(args.output_dir)
-        self.next_refresh = time.monotonic() + SECONDS_BETWEEN
+        self.next_refresh, self.next_kept = time.monotonic() + SECONDS_BETWEEN, 0
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            remove_after(folder / TREES_FOLDER, state.global_step)
             write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
             # A resumed run repeats the entries after its checkpoint
             write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
+
+    def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
+        if not self.is_running or split != "train" or args.trace_steps is not None:  # a trace has all trees
+            return
+        step = state.global_step + 1
+        follows = self.followed is not None and any(item_id(node.item) == self.followed for node in turns[0])
+        if follows:
+            self.latest = [row for row in rows() if row["item"] == self.followed]
+        if step < self.next_kept or not rows():
+            return
+        self.next_kept = step + -(-state.max_steps // KEPT_STEPS)
+        with harmless(folder := Path(args.output_dir)):
+            files = TraceFiles(folder / TREES_FOLDER, args.process_index, 1, args.trace_max_files)
+            if self.latest and self.latest[0]["step"] < step:
+                files.rows = self.latest
+                files.flush()
+            files.rows = [row for _, tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
+            self.followed, self.latest = self.followed or files.rows[-1]["item"], []
+            files.flush()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not self.is_running:
@@ -148,6 +158,21 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
     return trees
 
 
+def team_facts(trainer: Any) -> dict[str, Any]:
+    """Returns the environment, the agents and the dataset of a trainer of a team."""
+    return {
+        "environment": "" if trainer.environment is None else environment_name(trainer.environment),
+        "agents": {agent["role"]: agent["base"] or "" for agent in trainer.team.summary()},
+        "dataset": describe_dataset(trainer.train_dataset),
+    }
+
+
+def environment_name(environment: object) -> str:
+    """Returns the `repr` of an environment, or the name of its class if the class defines no `__repr__`."""
+    cls = type(environment)
+    return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)
+
+
 @functools.cache
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the main packages."""
@@ -176,68 +201,3 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "machine": f"{args.world_size} process{several} on {device}",
         "versions": versions(),
     }
-
-
-def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:
-    """
-    Returns logs with their names for trackers. Trackers group metrics by the first part of their names. In
-    transformers, it is `train`, `eval` or `test`. Here, it is the role for the metrics of an agent: `agents/aux/loss`
-    becomes `aux/train/loss`.
-    """
-    return {OF_AGENT.sub(r"\2/\1", name): value for name, value in rewrite_logs(logs).items()}
-
-
-def print_completions(rows: list[TraceRow], number: int | None) -> None:
-    """Prints random joint actions as TRL prints completions, with a line per agent."""
-    # Not the global generator, which the rollouts use
-    chosen = random.Random(rows[0]["step"]).sample(rows, min(len(rows), NUM_PRINTED if number is None else number))
-    lines = [(row, role) for row in chosen for role in roles_of(rows) if row[f"completion/{role}"] is not None]
-    advantages = [row[f"advantage/{role}"] for row, role in lines]
-    if lines:
-        print_prompt_completions_sample(
-            *([printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")),
-            {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
-            None if {*advantages} == {None} else [math.nan if x is None else x for x in advantages],
-            rows[0]["step"],
-            extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
-        )
-
-
-class RewardProgressCallback(ProgressCallback):
-    """Shows the latest reward, return and pass rate in the progress bar. `names`: what is shown, by metric."""
-
-    def __init__(self, names: Mapping[str, str]):
-        super().__init__()
-        self.names, self.latest = names, dict[str, str]()
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        super().on_train_begin(*args, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description("Training")
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
-        if self.training_bar is not None:
-            self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
-
-
-class RewardLines(TrainerCallback):
-    """Prints the same in a line per log. All other metrics are in the log of the run."""
-
-    def __init__(self, names: Mapping[str, str]):
-        self.names = names
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        found = [f"{shown} {logs[name]:.2f}" for name, shown in self.names.items() if name in logs]
-        if found and state.is_world_process_zero:
-            print(f"step {state.global_step} of {state.max_steps}: {', '.join(found)}", flush=True)
-
-
-def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
-    """
-    Replaces the dictionaries that a trainer prints at every log, unless `disable_tqdm` is set or in a notebook: by a
-    progress bar, or, if there is no terminal, by a line. `watched`: metrics that are shown besides the reward.
-    """
-    if trainer.pop_callback(ProgressCallback) is not None:
-        names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
-        trainer.add_callback((RewardProgressCallback if sys.stderr.isatty() else RewardLines)(names))

@@ -1,0 +1,100 @@
+"""What a training shows in the terminal: completions, and a progress bar or a line per log."""
+
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState
+from trl.trainer.utils import print_prompt_completions_sample
+
+from trl_multiagent.console import printable
+from trl_multiagent.rollout.trace import RolloutCallback, TraceRow, roles_of
+from trl_multiagent.rollout.tree import Trees
+
+
+NUM_PRINTED = 3  # joint actions
+# The metrics that the bar shows if they are logged, and their names in the bar
+SHOWN = {
+    "reward": "reward",
+    "return": "return",
+    "turn_1/test_pass_rate": "tests passed",
+    "turn_1/passed": "solved",
+    "eval_reward": "eval reward",
+    "rewards/accuracies": "accuracy",
+    "accuracy": "accuracy",  # of a reward model
+}
+
+
+class ShowCompletions(RolloutCallback):
+    """Prints some of the latest completions of all processes with every log."""
+
+    rows: list[TraceRow] | None = None  # of this process; `None` once they were shown
+
+    def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
+        self.rows = rows()
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if self.rows is None:
+            return
+        rows, self.rows = gather_object(self.rows), None
+        if rows and state.is_world_process_zero:
+            print_completions(rows, args.num_completions_to_print)
+
+
+def print_completions(rows: list[TraceRow], number: int | None) -> None:
+    """Prints random joint actions as TRL prints completions, with a line per agent."""
+    # Not the global generator, which the rollouts use
+    chosen = random.Random(rows[0]["step"]).sample(rows, min(len(rows), NUM_PRINTED if number is None else number))
+    lines = [(row, role) for row in chosen for role in roles_of(rows) if row[f"completion/{role}"] is not None]
+    advantages = [row[f"advantage/{role}"] for row, role in lines]
+    if lines:
+        print_prompt_completions_sample(
+            *([printable(row[f"{name}/{role}"]) for row, role in lines] for name in ("prompt", "completion")),
+            {name.title(): [row[name] for row, _ in lines] for name in ("reward", "return")},
+            None if {*advantages} == {None} else [math.nan if x is None else x for x in advantages],
+            rows[0]["step"],
+            extra={"Agent": [role for _, role in lines], "Turn": [row["turn"] for row, _ in lines]},
+        )
+
+
+class RewardProgressCallback(ProgressCallback):
+    """Shows the latest reward, return and pass rate in the progress bar. `names`: what is shown, by metric."""
+
+    def __init__(self, names: Mapping[str, str]):
+        super().__init__()
+        self.names, self.latest = names, dict[str, str]()
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        super().on_train_begin(*args, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description("Training")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        if self.training_bar is not None:
+            self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
+
+
+class RewardLines(TrainerCallback):
+    """Prints the same in a line per log. All other metrics are in the log of the run."""
+
+    def __init__(self, names: Mapping[str, str]):
+        self.names = names
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        found = [f"{shown} {logs[name]:.2f}" for name, shown in self.names.items() if name in logs]
+        if found and state.is_world_process_zero:
+            print(f"step {state.global_step} of {state.max_steps}: {', '.join(found)}", flush=True)
+
+
+def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
+    """
+    Replaces the dictionaries that a trainer prints at every log, unless `disable_tqdm` is set or in a notebook: by a
+    progress bar, or, if there is no terminal, by a line. `watched`: metrics that are shown besides the reward.
+    """
+    if trainer.pop_callback(ProgressCallback) is not None:
+        names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+        trainer.add_callback((RewardProgressCallback if sys.stderr.isatty() else RewardLines)(names))

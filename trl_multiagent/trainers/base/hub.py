@@ -1,0 +1,77 @@
+"""What a trainer of a team sends to the Hub: its model card, and the files of the team."""
+
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, ModelCard
+from transformers.integrations import is_wandb_available
+from transformers.utils import logging
+from transformers.utils.hub import hf_api
+from trl.trainer.utils import get_trackio_space_url
+
+from trl_multiagent.folders import RECIPE_FILE
+from trl_multiagent.hub import team_card, team_files
+from trl_multiagent.report.curves import run_table, series_of
+from trl_multiagent.report.run_report import environment_name
+from trl_multiagent.trainers.base.team_config import temporarily_set
+
+
+if is_wandb_available():
+    import wandb
+
+logger = logging.get_logger(__name__)
+
+
+def training_card(
+    trainer: Any, model_name: str | None, dataset_name: str | None, tags: str | list[str] | None
+) -> ModelCard:
+    """Writes the card of the team of a trainer. The arguments are those of its `create_model_card`."""
+    args, folder = trainer.args, Path(trainer.args.output_dir)
+    training = {
+        "algorithm": trainer._name,
+        "paper": trainer._paper,
+        "environment": None if trainer.environment is None else environment_name(trainer.environment),
+        "settings": [
+            ("setting", "value"),
+            *trainer._card_facts().items(),
+            ("processes", args.world_size),
+            *((f"`{name}`", getattr(args, name)) for name in trainer._card_settings),
+        ],
+        "has_recipe": (folder / RECIPE_FILE).is_file(),
+        "best_metric": args.metric_for_best_model if args.load_best_model_at_end else None,
+        "results": run_table(series_of(trainer.state.log_history)),
+        "links": {
+            "Weights & Biases": wandb.run.url if is_wandb_available() and wandb.run is not None else None,
+            "Trackio": get_trackio_space_url(),
+        },
+    }
+    place = trainer.hub_model_id or str(folder.absolute())  # a folder until the repository exists
+    revision = args.hub_revision if trainer.hub_model_id else None
+    tags = [*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
+    return team_card(trainer.team.summary(), place, model_name, dataset_name, tags, training, revision)
+
+
+@contextlib.contextmanager
+def only_team_files() -> Iterator[None]:
+    """
+    Limits a trainer's uploads of its output folder to the team's files. Checkpoints, which have a `path_in_repo`, are
+    uploaded whole.
+    """
+    upload = hf_api().upload_folder
+
+    def upload_folder(*, folder_path: str, **kwargs: Any) -> CommitInfo | Future:
+        if "path_in_repo" not in kwargs:
+            kwargs["allow_patterns"] = team_files(folder_path)
+        return upload(folder_path=folder_path, **kwargs)
+
+    with temporarily_set(hf_api(), upload_folder=upload_folder):
+        yield
+
+
+def report_failure(job: Future) -> None:
+    """Logs a warning if a background push failed. The training continues, and the next push sends the files again."""
+    if job.exception() is not None:
+        logger.warning(f"A push during the training failed; the next push sends its files again. {job.exception()}")
