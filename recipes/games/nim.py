@@ -48,13 +48,13 @@ async def play(item, agents):
     return player
 
 
-@workflow(roles=ROLES)
+@workflow(roles=ROLES, metric_ranges={"reward": (-0.5, 0.0), **{f"reward/{role}": (-1.0, 1.0) for role in ROLES}})
 async def nim(item, agents):
     last = await play(item, agents)
     return 0.0 if last is None else {ROLES[last]: 1.0, ROLES[1 - last]: -1.0}
 
 
-@workflow(roles=ROLES)
+@workflow(roles=ROLES, metric_ranges={"reward": (-0.5, 1.0), **{f"reward/{role}": (-1.0, 1.0) for role in ROLES}})
 async def together(item, agents):
     last = await play(item, agents)
     return dict.fromkeys(ROLES, float(last == 1))

@@ -1,12 +1,14 @@
 """
 Editor: a writer gets three words and drafts a sentence; an editor, who sees the draft alone, shortens it. Both are
-paid for the words in the final text, if that is one short sentence that says no word twice.
+paid for the words in the final text, if that is one short sentence that says no word twice. A list of the words is no
+sentence: other words stand between them, and two are little ones such as `the`.
 
     trl-multiagent train magrpo --config editor
 
 `ALONE` is the same for one agent, which gets the words and writes the final text.
 """
 
+import itertools
 import random
 import re
 
@@ -14,7 +16,7 @@ from trl_multiagent import Task, workflow
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 
 
-MAY_REPEAT = {*"a an the and or of in on at to by for with from into is are was were it its as".split()}
+LITTLE = {*"a an the and or of in on at to by for with from into is are was were it its as".split()}
 RANGES = {"reward": (0.0, 1.0), "solved": (0.0, 1.0)}
 
 
@@ -34,11 +36,12 @@ async def alone(item, agents):
 def pay(text, words, agents):
     """Returns the share of the words that a text has, times what is lost for its form."""
     said = re.findall(r"[a-z']+", text.lower())
-    content = [word for word in said if word not in MAY_REPEAT]
-    share = len({*words.split(", ")} & {*said}) / len(words.split(", "))
+    wanted, content = {*words.split(", ")}, [word for word in said if word not in LITTLE]
+    share = len(wanted & {*said}) / len(wanted)
     distinct = len({*content}) / max(1, len(content))
     length = min(1.0, 12 / max(1, len(said)), len(said) / 5)
-    sentence = re.fullmatch(r"[A-Z][^.!?\n]*[.!?]", text.strip()) is not None
+    is_list = len(said) - len(content) < 2 or any({*pair} <= wanted for pair in itertools.pairwise(said))
+    sentence = not is_list and re.fullmatch(r"[A-Z][^.!?\n]*[.!?]", text.strip()) is not None
     agents.log("solved", share == distinct == length == sentence == 1)
     agents.log("words", share)
     return share * distinct**2 * length**2 * (1.0 if sentence else 0.5)

@@ -1,6 +1,7 @@
 """
 Hidden: one thing of four is in a box. The speaker knows which; the decider knows the four and what the speaker writes,
-and names one. Without the message, no decider is right more often than one time in four.
+and names one. Without the message, a decider is expected to be right one time in four at most, over the draw of the
+items.
 
     trl-multiagent train magrpo --config hidden
 """

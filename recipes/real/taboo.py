@@ -1,13 +1,14 @@
 """
 Taboo: the describer says what a word means, without the word itself; the guesser reads that and names one of four
-words. If the describer writes the word, the game is lost. Without the description, no guesser is right more often than
-one time in four.
+words. If the describer writes the word, the game is lost. Without the description, a guesser is expected to be right
+one time in four at most, over the draw of the items.
 
     trl-multiagent train magrpo --config taboo
 """
 
 import random
 import re
+import unicodedata
 
 from trl_multiagent import Task, workflow
 from trl_multiagent.configs.recipes.real.hidden import named
@@ -22,6 +23,13 @@ Answer: milk
 Words: {options}
 Hint: {hint}
 Answer:"""
+# Letters of other alphabets, digits and signs, and below them the letters that they look like
+ALIKE = "АВЕКМНОРСТУХІЅЈΑΒΕΖΗΙΚΜΝΟΡΤΥΧавекмнорстухіѕјӏԁԝгпиαβεηικνορτυχωσı01345789!|@$€"
+LATIN = "abekmhopctyxisjabezhikmnoptyxabekmhopctyxisjldwrnuabenikvoptuxwsioieastbgilase"
+# They have one of the words in them
+ORDINARY = """train trained training trainer brain grain drain strain terrain constraint chair price prices driver
+drivers environment address beforehand textbook textbooks cookbook vegetable vegetables comfortable portable stable
+suitable eatable notable flake flakes clamp unwind scavenger cupcake cupcakes attractor workhorse matrices"""
 
 
 @workflow(roles=("describer", "guesser"), metric_ranges={"reward": (0.0, 1.0), "said_the_word": (0.0, 1.0)})
@@ -38,11 +46,20 @@ async def taboo(item, agents):
 
 def says(word, text):
     """
-    Returns whether a text has the word. A word that begins with its first four letters counts, too; of a word of three
-    letters, the plural.
+    Returns whether a text has the word, also in disguise: within other letters, in parts, or in letters that look like
+    its own. A word that begins with its first four letters counts, too. Of a word of three letters, which many others
+    have in them, only the word itself and its plural count.
     """
-    pattern = rf"\b{word[:4]}{'[a-z]*' if len(word) > 3 else 's?'}\b"
-    return re.search(pattern, text, flags=re.IGNORECASE) is not None
+    (word,), said = letters(word), letters(text)
+    in_one = (x.startswith(word[:4]) or (word in x and x not in letters(ORDINARY)) for x in said if len(word) > 3)
+    parts = ("".join(said[k:n]) for k in range(len(said)) for n in range(k + 1, k + len(word) + 2))
+    return any(in_one) or any(x in (word, word + "s") for x in parts)
+
+
+def letters(text):
+    """Returns the words of a text in plain letters. `l` is written as `i`, because `I` looks like both."""
+    text = unicodedata.normalize("NFKD", text).translate(str.maketrans(ALIKE, LATIN)).casefold().replace("l", "i")
+    return re.findall("[a-z]+", "".join(x for x in text if unicodedata.category(x) not in ("Mn", "Me", "Cf")))
 
 
 def draw(known, number, seed):

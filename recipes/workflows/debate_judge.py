@@ -12,9 +12,10 @@ from trl_multiagent.configs.recipes.workflows.demos import careless_debates, dem
 
 
 CLAIMS = {"pro": "the sum is 11 or more", "con": "the sum is 10 or less"}
+RANGES = {"reward": (0.0, 1 / 3), "reward/pro": (-1.0, 1.0), "reward/con": (-1.0, 1.0), "reward/judge": (0.0, 1.0)}
 
 
-@workflow(roles=("pro", "con", "judge"))
+@workflow(roles=("pro", "con", "judge"), metric_ranges=RANGES)
 async def debate_judge(item, agents):
     dice = [str(number) for number in item["dice"]]
     asked = f"The dice show {' '.join(dice)}. Name one to argue that"

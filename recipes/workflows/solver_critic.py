@@ -9,7 +9,10 @@ from trl_multiagent import workflow
 from trl_multiagent.configs.recipes.workflows.demos import careless_sums, demo_task, sums
 
 
-@workflow(roles=("solver", "critic"))
+RANGES = {"reward": (0.0, 1.25), "reward/solver": (0.0, 1.0), "reward/critic": (0.0, 1.5)}
+
+
+@workflow(roles=("solver", "critic"), metric_ranges=RANGES)
 async def solver_critic(item, agents):
     question, total = f"{item['a']} + {item['b']} =", str(item["a"] + item["b"])
     answer = (await agents.solver(f"{question} ? Answer with a number only:\n")).strip()

@@ -14,7 +14,7 @@ from trl_multiagent.configs.recipes.workflows.demos import careless_writing, dem
 SENTENCE = re.compile(r"The (\w+) (\w+) in the (\w+)\.")
 
 
-@workflow(roles=("writer", "editor"))
+@workflow(roles=("writer", "editor"), metric_ranges={"reward": (0.0, 1.0)})
 async def writer_editor(item, agents):
     words = [item["noun"], item["verb"], item["place"]]
     draft = await agents.writer(f"Draft a sentence with the words {', '.join(words)}:\n")

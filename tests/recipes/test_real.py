@@ -56,14 +56,29 @@ def test_taboo(guess, reward):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("milk", "It is Milky."), ("car", "two cars"), ("teacher", "one who teaches")]
+    ("word", "hint"),
+    [
+        ("milk", "It is Milky."),
+        ("car", "two cars"),
+        ("teacher", "one who teaches"),
+        ("milk", "xmilkx"),
+        ("milk", "m i-l.k"),
+        ("milk", "white mi lk"),
+        ("milk", "\u043c\u0456lk"),  # Cyrillic
+        ("milk", "\u039c\u0399LK"),  # Greek
+        ("milk", "\uff4dil\u200bk"),  # full width, and a space without a width
+        ("milk", "m1lk or miIk"),
+        ("milk", "m\u0301ilk"),
+        ("dog", "a d0g"),
+    ],
 )
 def test_a_hint_with_the_word_loses(word, hint):
     item, hint = {**ITEM, "word": word}, {"describer": hint}
     (outcome,) = judge(taboo.taboo, [item], [hint], [[]])
     assert outcome.reward == 0.0 and outcome.metrics["said_the_word"] == 1.0
     assert not taboo.taboo.prompts(item, [Turn(taboo.taboo.prompts(item, []), hint, outcome)])
-    assert not taboo.says("car", "It carries a scarf.")
+    assert not taboo.says("car", "It carries a scarf.") and not taboo.says("hair", "a chair in the air")
+    assert not taboo.says("hat", "with a tail that is long") and not taboo.says("theater", "the animal")
 
 
 @pytest.mark.parametrize(
@@ -72,9 +87,14 @@ def test_a_hint_with_the_word_loses(word, hint):
         ("The dog saw the gold in the sun.", 1.0, True),
         ("The dog saw the gold in the sun", 0.5, False),  # no sentence
         ("The dog saw the gold in the moon.", 2 / 3, False),
-        ("The dog dog saw the gold sun.", 0.64, False),  # four of five words differ
-        ("The dog dog dog dog dog dog dog dog dog dog dog.", (1 / 11) ** 2 / 3, False),
-        ("Dog, gold, sun.", 0.36, False),  # three words of five at least
+        ("The dog dog saw the gold in the sun.", 0.32, False),  # four of five words differ
+        ("The dog dog dog dog dog dog dog dog dog dog dog.", (1 / 11) ** 2 / 6, False),
+        ("Dog of gold in sun.", 1.0, True),
+        ("Gold: a dog, the sun", 0.5, False),
+        ("Dog, gold, sun.", 0.18, False),  # three words of five at least
+        ("Dog gold sun xx yy.", 0.5, False),  # a list of the words
+        ("Dog xx gold yy sun.", 0.5, False),
+        ("The dog gold and the sun.", 0.5, False),
     ],
 )
 def test_editor(text, reward, solved):
