@@ -1,4 +1,7 @@
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
-from trl_multiagent.models.pretrained import gguf_file_of
+from trl_multiagent.models.gguf import converted, gguf_file_of
 from trl_multiagent.runs.plan import size_of
 from trl_multiagent.team.critics import load_backbone
 
@@ -340,13 +343,14 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     assert AgentTeam.from_pretrained(tmp_path, ["aux"], tokenizer_kwargs={"eos_token": "<eos>"}).roles == ("aux",)
 
 
-def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path, monkeypatch):
-    """transformers itself saves no model that it read from such a file."""
+@pytest.fixture
+def gguf_file(tmp_path):
+    """Writes the file of a tiny model."""
     gguf = pytest.importorskip("gguf")
-    model, folder = tiny_llama(), tmp_path / "gguf"
-    folder.mkdir()
+    model, file = tiny_llama(), tmp_path / "gguf" / "model.gguf"
+    file.parent.mkdir()
     config = model.config
-    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -367,6 +371,62 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(tmp_path, monkeypatch):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return file
+
+
+def test_a_gguf_file_is_converted_once(gguf_file, tmp_path, monkeypatch, capsys):
+    """A plan reads its header once and no weights. A changed file is converted again, a damaged one leaves nothing."""
+    import gguf
+
+    headers, tensors, read, dequantize = [], [], gguf.GGUFReader, gguf.dequantize
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: headers.append(path) or read(path))
+    monkeypatch.setattr(gguf, "dequantize", lambda *x: tensors.append(x) or dequantize(*x))
+    monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n')
+    task = f"{{agent_model: {{name: {gguf_file}}}, dataset: {{name: {tmp_path}/rows.jsonl}},"
+    task += "prompts: {aux: '{x}', main: '{x}'}, reward_funcs: [trl.rewards.think_format_reward]}"
+    (tmp_path / "run.yaml").write_text(task)
+    run = parse_recipe("magrpo", TASK, ["--config", str(tmp_path / "run.yaml")])
+    size = size_of(run, run.make_environment(), [{"x": "1"}])
+    assert len(headers) == 1 and not tensors
+    team = AgentTeam.from_pretrained(gguf_file, ["aux", "main"])
+    assert size.trained == sum(x.numel() for x in team.parameters())
+    assert "model.gguf: converting its weights, once" in capsys.readouterr().err and tensors
+    seen, folder = len(headers), Path(converted(str(gguf_file)))
+    again = AgentTeam.from_pretrained(gguf_file, ["aux", "main"])
+    assert len(headers) == seen and not capsys.readouterr().err
+    assert all(torch.equal(x, y) for x, y in zip(again.parameters(), team.parameters(), strict=True))
+    assert [x.name for x in folder.parent.iterdir() if x.is_dir()] == [folder.name]
+    # Processes that start together wait for one of them
+    (folder / "model.safetensors").unlink()
+    with ThreadPoolExecutor(3) as threads:
+        assert {*threads.map(converted, 3 * [str(gguf_file)])} == {str(folder)}
+    assert capsys.readouterr().err.count("converting its weights") == 1
+    # A changed file
+    whole = gguf_file.read_bytes()
+    number = team.agents["aux"].get_input_embeddings().weight[0, :4].detach().numpy().tobytes()
+    assert number in whole
+    status = gguf_file.stat()
+    gguf_file.write_bytes(whole.replace(number, bytes(16)))
+    os.utime(gguf_file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    changed = AgentTeam.from_pretrained(gguf_file, ["aux"])
+    assert not changed.agents["aux"].get_input_embeddings().weight[0, :4].any() and not folder.exists()
+    # A damaged file, and a folder that is not writable
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert Path(converted(str(gguf_file))).is_relative_to(tmp_path / "cache")
+    gguf_file.write_bytes(whole[:-64])
+    with pytest.raises(ValueError):
+        AgentTeam.from_pretrained(gguf_file, ["aux"])
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")]
+    gguf_file.write_bytes(whole)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.raises(OSError, match=r"less than the 0\.0 GB that converted weights need"):
+        converted(str(gguf_file))
+
+
+def test_a_model_in_a_gguf_file_is_trained_and_saved(gguf_file, tmp_path, monkeypatch):
+    """transformers itself saves no model that it read from such a file."""
+    model, folder = tiny_llama(), gguf_file.parent
     team = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"])
     outline = AgentTeam.from_pretrained(folder / "model.gguf", ["aux", "main"], device_map="meta")  # of a resumed run
     assert {x.device.type for x in outline.parameters()} == {"meta"}

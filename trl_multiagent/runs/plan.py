@@ -24,9 +24,16 @@ from transformers import AutoConfig
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import can_pack, divide
-from trl_multiagent.models.pretrained import find_file, gguf_file_of, outside_of_text, text_parameters, without_weights
+from trl_multiagent.models.pretrained import (
+    find_file,
+    hub_arguments,
+    outside_of_text,
+    text_parameters,
+    without_weights,
+)
 from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
@@ -250,16 +257,18 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
     sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
-    gguf_file = "" if saved_team else loader.arguments.get("gguf_file", "")
-    names = {}  # the model of each role; for an adapter, its base
+    arguments = dict(loader.arguments)
+    gguf_file = arguments.pop("gguf_file", "")
+    names = {}  # what the model of each role is read from; for an adapter, its base
     configs = {}
     own, base, rest = {}, {}, {}
     for role, source in sources.items():
         saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
-        names[role] = str(Path(source) / gguf_file) if saved is None else packaged(str(saved.base_model_name_or_path))
+        start = str(Path(source) / gguf_file) if saved is None and saved_team is None else source
+        base_name = start if saved is None else packaged(str(saved.base_model_name_or_path))
+        names[role] = converted(base_name, **hub_arguments(arguments), weights=False)
         fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
-        folder, file = gguf_file_of(names[role])
-        configs[role] = AutoConfig.from_pretrained(folder, **{**loader.arguments, **file})
+        configs[role] = AutoConfig.from_pretrained(names[role], **arguments)
         own[role], base[role], rest[role] = count_parameters(configs[role], saved or fresh)
     bases = {names[role]: number for role, number in base.items() if number}
     on_base = Counter(names[role] for role, number in base.items() if number)

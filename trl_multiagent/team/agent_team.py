@@ -19,6 +19,7 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
+from trl_multiagent.models.gguf import gguf_file_of
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import (
@@ -26,7 +27,6 @@ from trl_multiagent.models.pretrained import (
     base_of,
     class_of,
     copied,
-    gguf_file_of,
     hub_arguments,
     hub_id,
     text_parameters,
@@ -227,14 +227,12 @@ class AgentTeam(nn.Module):
         configs = {role: config for role, config in configs.items() if config is not None}
         shares, adapted = form_of_sources(sources, None if saved is None else saved.form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
-        own_kwargs = dict(model_init_kwargs)
-        if "gguf_file" in model_init_kwargs and saved is None:
-            kwargs["gguf_file"] = model_init_kwargs["gguf_file"]
-        else:
-            own_kwargs.pop("gguf_file", None)  # it is the file of the models that the team started from
+        gguf_file = model_init_kwargs.pop("gguf_file", None)
+        if gguf_file is not None and saved is None:  # a saved team started from models in that file
+            sources = {role: str(Path(source) / gguf_file) for role, source in sources.items()}
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
         full = {role: source for role, source in sources.items() if role not in adapted}
-        models = dict(load_models(full, shares, seed, own_kwargs))
+        models = dict(load_models(full, shares, seed, model_init_kwargs))
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
         if adapted:

@@ -26,14 +26,13 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
 from trl_multiagent.folders import CRITICS_FOLDER, read_json
+from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import mask_of
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
     copied,
-    gguf_file_of,
-    load_model,
     outside_of_text,
     seeded,
     text_model,
@@ -314,9 +313,7 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
 
 def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
-    if gguf_file_of(name)[1]:
-        return load_model(name, dtype=dtype).base_model
-    return text_model(create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype))
+    return text_model(create_model_from_path(converted(name), cast(Any, AutoModel), device_map=None, dtype=dtype))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:
