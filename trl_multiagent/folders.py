@@ -10,12 +10,18 @@ import hashlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 logger = logging.getLogger(__name__)
+
+MACHINE_FAULTS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE]
+MACHINE_FAULTS += [errno.ENOMEM, errno.EMFILE, errno.ENFILE]
+# As torch, safetensors, NumPy and Python say it, in errors of many kinds
+OUT_OF_MEMORY = re.compile(r"(can't|can ?not|[Uu]nable to) (allocate|start new thread)|os error (5|12|28)\b")
 
 # transformers, PEFT, datasets and the Hub decide these names
 MODEL_CONFIG = "config.json"
@@ -61,9 +67,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Returns whether an error means that a disk is full, or that a quota or the largest file size is reached."""
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+def is_machine_fault(error: BaseException) -> bool:
+    """
+    Returns whether an error is the machine's and no bug: a disk or quota is full, a disk fails or cannot be written,
+    or there is too little memory, address space, threads or open files.
+    """
+    if isinstance(error, OSError) and error.errno in MACHINE_FAULTS:
+        return True
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 @contextlib.contextmanager

@@ -107,6 +107,37 @@ def test_a_full_team_where_a_lora_team_was_saved(tmp_path):
     assert same_weights(tiny_team(), tmp_path / "team")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(5, "Input/output error"),
+        OSError(12, "Cannot allocate memory"),
+        OSError(30, "Read-only file system"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to"),
+        MemoryError(),
+    ],
+)
+def test_a_fault_of_the_machine_is_one_line(tmp_path, monkeypatch, capsys, error):
+    """It says what is lost and what to do, in a training and elsewhere. Other errors keep their traceback."""
+
+    def fails(*args):
+        raise error
+
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=2, trace_steps=1)
+    make = trace_files.as_frame
+    monkeypatch.setattr(trace_files, "as_frame", lambda rows: fails() if rows[0]["step"] == 2 else make(rows))
+    with pytest.raises(SystemExit), end_with_one_line("train"):
+        trainer.train()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"train: error: The training ended with {type(error).__name__}")
+    assert line.endswith(f"{tmp_path}/checkpoint-1. Later steps are lost: mend the disk or free memory, and resume.")
+    with pytest.raises(SystemExit), end_with_one_line("evaluate"):
+        fails()
+    assert capsys.readouterr().err.endswith("Mend the disk or free memory, and start again.\n")
+    with pytest.raises(RuntimeError, match="a bug"), end_with_one_line("train"):
+        raise RuntimeError("a bug")
+
+
 def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     """One line names the file, and the checkpoint that is there."""
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=3, trace_steps=1)
@@ -118,7 +149,7 @@ def test_a_full_disk_during_the_training(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"train: error: The training ended with OSError: [Errno 28] No space left on device: "
         f"'{tmp_path}/trace/00000002-00000002_process0.parquet'. The last complete checkpoint is "
-        f"{tmp_path}/checkpoint-1."
+        f"{tmp_path}/checkpoint-1. Later steps are lost: mend the disk or free memory, and resume."
     )
     # A checkpoint, with a limit of the size of files instead of a full disk: libraries raise errors of other kinds
     monkeypatch.undo()

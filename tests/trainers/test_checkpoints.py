@@ -342,12 +342,20 @@ def test_other_settings_may_change(checkpoint, tmp_path):
 # Damage
 
 
+def rename_key(path, key):
+    path.write_text(path.read_text().replace(f'"{key}":', f'"{key}s":'))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
         (lambda folder: (folder / "optimizer.pt").unlink(), ["is damaged: missing", "optimizer.pt"]),
         (lambda folder: (folder / STATE_FILE).unlink(), ["not a complete checkpoint", STATE_FILE]),
         (lambda folder: (folder / STATE_FILE).write_text('{"format_'), ["is damaged", STATE_FILE]),
+        *(
+            (lambda folder, key=key: rename_key(folder / STATE_FILE, key), ["is damaged", STATE_FILE])
+            for key in ("settings", "checksums", "weights_only")
+        ),
     ],
 )
 def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, damage, words):

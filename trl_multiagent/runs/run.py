@@ -15,9 +15,9 @@ from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
-from trl_multiagent.environments.task_errors import TaskError, UnavailableError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
 from trl_multiagent.environments.yaml_task import task_of
-from trl_multiagent.folders import is_disk_full
+from trl_multiagent.folders import is_machine_fault
 from trl_multiagent.settings.algorithms import ALGORITHMS, COLLECTION, import_class
 from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import (
@@ -128,13 +128,13 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         fail(prog, error)
     except ImportError as error:
         fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        fail(prog, error)
     except OtherProcessError as error:
         print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
         sys.exit(1)
+    except Exception as error:  # libraries raise errors of many kinds
+        if not is_machine_fault(error):
+            raise
+        fail(prog, f"{describe(error)}. Mend the disk or free memory, and start again.")
 
 
 def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:

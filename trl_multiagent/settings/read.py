@@ -230,7 +230,7 @@ def parse_value(text: str, path: str = "") -> Any:
         return constants[text.lower()]
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return json.loads(json.dumps(ast.literal_eval(text)))  # fails for types that YAML does not have, such as sets
-    if re.fullmatch(r"\[[^:]*\]|\{.*\}", text, re.DOTALL):
+    if re.fullmatch(r"(?!\[[\d\s%_-]*:[\d\s%_-]*\])\[.*\]|\{.*\}", text, re.DOTALL):
         with contextlib.suppress(YAMLError, OmegaConfBaseException):
             return OmegaConf.to_container(OmegaConf.create(text))
     return text

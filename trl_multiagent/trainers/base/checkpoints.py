@@ -33,7 +33,7 @@ from transformers.trainer_utils import (
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import checksum_of_file, is_disk_full
+from trl_multiagent.folders import checksum_of_file, is_machine_fault
 from trl_multiagent.jobs.distributed import (
     OtherProcessError,
     check_agreement,
@@ -106,7 +106,11 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
     path = Path(folder, STATE_FILE)
     try:
         state = json.loads(path.read_text())
-        return state | {"checksums": dict(state["checksums"])}
+        return {
+            "checksums": dict(state["checksums"]),
+            "settings": dict(state["settings"]),
+            "weights_only": bool(state["weights_only"]),
+        }
     except FileNotFoundError:
         problem = "is not a complete checkpoint of trl_multiagent: there is no"
     except (ValueError, LookupError, TypeError):
@@ -325,7 +329,7 @@ class CheckpointMixin(Trainer):
         Raises:
             ValueError: The checkpoint is incomplete or damaged, or belongs to another run; or the processes have
                 different settings, data or models.
-            WriteError: A file could not be written, because the disk is full.
+            WriteError: A file could not be written, or there was too little memory.
             UnavailableError: An endpoint or a vLLM server is gone.
         """
         folder = self._last_checkpoint() if resume_from_checkpoint is True else resume_from_checkpoint
@@ -347,9 +351,12 @@ class CheckpointMixin(Trainer):
                 return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
         except (UnavailableError, WriteError) as error:
             raise type(error)(f"{error} {self._last_complete()}") from error
-        except (OSError, RuntimeError) as error:
-            if is_disk_full(error):
-                raise WriteError(f"The training ended with {describe(error)}. {self._last_complete()}") from error
+        except (OSError, RuntimeError, MemoryError) as error:
+            if is_machine_fault(error):
+                advice = "Later steps are lost: mend the disk or free memory, and resume."
+                raise WriteError(
+                    f"The training ended with {describe(error)}. {self._last_complete()} {advice}"
+                ) from error
             if is_lost_process(error):
                 reason = f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}"
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
