@@ -68,7 +68,15 @@ def test_arguments_for_tokenizers(tmp_path):
         (lambda path: AgentTeam.from_pretrained(path, ["a"], {"b": LoraConfig()}), r"has the roles \['b'\], the team"),
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
         (lambda path: lora_team(path, init_lora_weights="pissa"), "pissa` changes the base"),
-        (lambda path: lora_team(path, target_modules=["lm_head"]), "covers the output embeddings"),
+        (
+            lambda path: lora_team(path, target_modules=["lm_head"]),
+            r"^`target_modules` of .*covers the output embeddings",
+        ),
+        (
+            lambda path: lora_team(path, trainable_token_indices=[1]),
+            r"^`trainable_token_indices` of .* is \[1\], .* tied",
+        ),
+        (lambda path: lora_team(path, modules_to_save=["lm_head"]), r"^`modules_to_save` of .*covers the output"),
         (lambda path: lora_team(path, modules_to_save=["norm", "score"]), "names 'score', but no module of the model"),
         (lambda path: partly_shared(), "Either all agents of a team share one model"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),

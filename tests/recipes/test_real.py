@@ -1,6 +1,7 @@
 """The games for a real language model, played here by scripts and by a tiny model."""
 
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
-from trl_multiagent.models import packaged, pretrained
+from trl_multiagent.models import gguf, packaged, pretrained
 from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
 
 
@@ -156,12 +157,7 @@ def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, ti
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
     digest = packaged.checksum_of_file
     monkeypatch.setattr(packaged, "checksum_of_file", lambda path: packaged.SHA256 if digest(path) else "")
-    load = pretrained.load_model
-    monkeypatch.setattr(pretrained, "load_model", lambda folder, gguf_file, dtype: load(tiny_model))
-    from transformers import AutoTokenizer
-
-    read = AutoTokenizer.from_pretrained
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda folder, gguf_file: read(tiny_model))
+    monkeypatch.setattr(gguf, "converted", lambda file: shutil.copytree(tiny_model, Path(file).with_name("converted")))
     folder = packaged.smollm2()
     assert packaged.smollm2() == folder and len(downloads) == 2
     assert json.loads((tmp_path / "SmolLM2-135M-Instruct" / "config.json").read_text())["model_type"] == "llama"

@@ -17,7 +17,7 @@ from peft import (
 )
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
+from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
@@ -218,10 +218,14 @@ def check_adapter(role: str, model: PeftModel) -> None:
     for name in config.modules_to_save or ():
         if not any(module.endswith(name) for module in modules):
             raise ValueError(f"`modules_to_save` names {name!r}, but no module of the model has a name that ends so.")
-    if isinstance(base.get_output_embeddings(), (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+    head = base.get_output_embeddings()
+    if isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
+        wrappers = {ModulesToSaveWrapper: "modules_to_save", TrainableTokensWrapper: "trainable_token_indices"}
+        option = wrappers.get(type(head), "target_modules")
+        tied = ", which are tied to those of the input" * bool(base.config.get_text_config().tie_word_embeddings)
         raise ValueError(
-            "The LoRA adapter covers the output embeddings, but log-probabilities are computed from their weights "
-            "directly: remove them from `target_modules` and `modules_to_save`."
+            f"`{option}` of a LoRA adapter is {short(getattr(config, option))}, which covers the output embeddings{tied}. "
+            "Log-probabilities are computed from their weights directly: train other parts."
         )
 
 
