@@ -63,7 +63,7 @@ def test_results_are_those_of_trl():
     assert results(f"First {guess(3)} then {guess(7)}, what was it? {call('ask')}") == "1: up\n2: down\n[3, 7]"
     assert results(call("_secret")) == "{'error': 'Tool _secret not found.'}"
     assert results(call("get_reward")) == "{'error': 'Tool get_reward not found.'}"
-    assert results(call("guess", number="x")).startswith("{'error': \"'<' not supported between")
+    assert "'number' is 'x' (str); it must be int." in ast.literal_eval(results(call("guess", number="x")))["error"]
     assert "unexpected keyword argument 'self_'" in results(call("guess", self_=1))
     assert "error" in results("<tool_call>" + "[" * 100000 + "</tool_call>")
     assert results(guess(4)[:-1]) == "1: up"  # the answer was cut off after the call
@@ -91,6 +91,22 @@ FORMS = {
     "OpenAI, tagged": f"I try it. <tool_call>{OPENAI}</tool_call>",
     "OpenAI, message": f'{{"role": "assistant", "content": null, "tool_calls": [{OPENAI}]}}',
     "Hermes, without an end": f'<tool_call>{{"name": "guess", "arguments": {NUMBER}}}',
+    "MiniMax": '<minimax:tool_call>\n<invoke name="guess">\n<parameter name="number">5</parameter>\n</invoke>\n',
+    "MiniMax M1": f'<tool_calls>\n{{"name": "guess", "arguments": {NUMBER}}}\n</tool_calls>',
+    "a block of JSON": f'I try it.\n\n```json\n{{"name": "guess", "arguments": {NUMBER}}}\n```\n',
+    "a block without a language": f'```\n[{{"name": "guess", "parameters": {NUMBER}}}]\n```',
+    "Gemma 3": "```tool_code\nguess(number=5)\n```",
+    "Llama 4": "[guess(number=5)]",
+    "ReAct": f"Thought: Hm.\nAction: guess\nAction Input: {NUMBER}\nObservation: ok\nAction: ask\nAction Input: ",
+    "ReAct, a text": "**Action:** guess\n**Action Input:** 5",
+    "ReAct, a block": f"Action: guess\nAction Input:\n```json\n{NUMBER}\n```",
+    "ReAct, on a line": "Action: guess[5]",
+    "ReAct, Python": "Action: guess(number=5)",
+    "LangChain": f'Action:\n```json\n{{"action": "guess", "action_input": {NUMBER}}}\n```',
+    "a number as a text": '<tool_call>{"name": "guess", "arguments": {"number": "5"}}</tool_call>',
+    "a whole number as a fraction": '<tool_call>{"name": "guess", "arguments": {"number": 5.0}}</tool_call>',
+    "behind code": f"```python\nx = 5\n```\nSo `x` it is: {guess(5)}",
+    "code in an argument": call("guess", number="5") + "\n```\n",
 }
 
 
@@ -113,14 +129,67 @@ def test_what_is_missing_in_a_call_is_named(text, message):
     assert message in ast.literal_eval(results(text))["error"]
 
 
-@pytest.mark.parametrize("unit", ["guess", "<parameter=a>\n", "<parameter=", "<arg_key>a</arg_key><arg_value>b"])
+UNITS = ["guess", "\n```a\n", "\nAction: f(", "\n```\n```", '<parameter name="a">', "<parameter=a>\n", "<parameter="]
+
+
+@pytest.mark.parametrize("unit", [*UNITS, "<arg_key>a</arg_key><arg_value>b"])
 def test_long_answers_without_an_end_are_read_at_once(unit):
-    assert "error" in results("<tool_call>" + unit * (60000 // len(unit)))  # minutes if each beginning were followed
+    text = unit * (60000 // len(unit))
+    assert "error" in results("<tool_call>" + text)  # minutes if each beginning were followed
+    results(text)
 
 
-@pytest.mark.parametrize("text", ['{"name": "Bob", "age": 3}', "[1, 2]", "{not JSON", "Hm: {}"])
-def test_other_json_is_no_call(text):
+OTHERS = ['{"name": "Bob", "age": 3}', "[1, 2]", "{not JSON", "Hm: {}", "[]", "[max(1, 2)]"]
+OTHERS += ['```json\n{"a": 1}\n```']
+OTHERS += ["```python\nguess(number=5)\n```", "Action: think of it", '{"action": "Final Answer", "action_input": "5"}']
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_other_text_is_no_call(text):
     assert results(text) is None
+
+
+@pytest.mark.parametrize("form", ["Hermes, without an end", "Qwen3-Coder", "ReAct", "MiniMax", "Mistral 3", "Gemma 3"])
+def test_a_quoted_call_is_not_made(form):
+    """It is an example."""
+    quoted = f"One writes\n\n~~~~text\n{FORMS[form]}\n~~~~\n\nand reads the result."
+    assert results(quoted) is None and results(f"{quoted} {guess(5)}") == "1: right"
+    assert results(f"`{guess(5)}`".replace("\n", " ")) is None
+
+
+class Typed(Guess):
+    def show(self, text: str, numbers: list[int], exact: bool = False, label: str | None = None) -> str:
+        """
+        Show.
+
+        Args:
+            text: A text.
+            numbers: Numbers.
+            exact: A flag.
+            label: A label.
+        """
+        return repr((text, numbers, exact, label))
+
+
+def test_arguments_are_converted_by_their_annotations_in_every_form():
+    tools = Tools(Typed(), {"secret": 5, "limit": 9})
+    given = {"text": "12", "numbers": "[1, 2]", "exact": "true", "label": "null"}
+    tags = "".join(f"<parameter={k}>{x}</parameter>" for k, x in given.items())
+    other = "".join(f'<parameter name="{k}">{x}</parameter>' for k, x in given.items())
+    values = {"text": 12, "numbers": ["1", 2.0], "exact": "True", "label": "null"}
+    forms = [f"<function=show>{tags}</function>", f'<invoke name="show">{other}</invoke>', call("show", **given)]
+    forms += [call("show", **values), "[show(text='12', numbers=[1, 2], exact=True, label='null')]"]
+    assert {asyncio.run(tools.answer(text)) for text in forms} == {"('12', [1, 2], True, 'null')"}
+    wrong = asyncio.run(tools.answer(call("show", text="a", numbers="b")))
+    assert "The argument 'numbers' is 'b' (str); it must be list[int]." in ast.literal_eval(wrong)["error"]
+
+
+def test_long_results_are_cut():
+    tools = Tools(Typed(), {"secret": 5, "limit": 9}, max_characters=40)
+    long, short = call("show", text="x" * 99, numbers=[]), guess(5)
+    assert asyncio.run(tools.answer(long)) == f"('{'x' * 38}\n[cut: 40 of 120 characters are shown]"
+    shown = asyncio.run(tools.answer(long + short))
+    assert shown == f"('{'x' * 18}\n[cut: 20 of 120 characters are shown]\n1: right"
 
 
 def test_other_forms_of_calls():
@@ -158,6 +227,7 @@ def test_an_environment_lives_in_its_episode():
         first, second = turns_of_episodes(play_episodes(items, environment, sample(agent)))
     assert sorted(len(guess.guesses) for guess in made) == [1, 2]
     assert [[turn.outcome.reward for turn in turns] for turns in (first, second)] == [[0.0, 0.0, 0.5], [0.0, 1.0]]
+    assert [turn.outcome.metrics["no_call"] for turn in first] == [0.0, 0.0, 1.0]
     assert first[1].prompts == {"agent": [{"role": "tool", "content": "1: up"}]}
     text = first[0].prompts["agent"]
     assert text.endswith("</tool_call>\n\nGuess! It is at most 9.")

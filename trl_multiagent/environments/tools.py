@@ -9,8 +9,9 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
 from transformers.utils import get_json_schema
 
 from trl_multiagent.environments.base import Prompt
@@ -18,6 +19,9 @@ from trl_multiagent.environments.function_environment import first_prompt
 from trl_multiagent.environments.task_errors import show, task_code
 from trl_multiagent.environments.workflow import Agents, OutOfTurns, WorkflowEnvironment
 from trl_multiagent.models.tool_calls import INSTRUCTIONS, JSON, find_calls, from_text, read_calls
+
+
+MAX_CHARACTERS = 8000  # about 2000 tokens
 
 
 class Tools:
@@ -28,6 +32,8 @@ class Tools:
     Args:
         environment (`Any`): The object.
         item (`dict`): The columns.
+        max_characters (`int`, *optional*, defaults to `8000`): Most characters of the results of an answer, which its
+            calls share. A longer result is cut, with a note.
         calls (`Callable[[str], list]`, *optional*): Returns the tool calls in an answer, each with `name` and
             `arguments`, as a dict or as a text for [`read_calls`]. By default [`find_calls`].
 
@@ -46,7 +52,14 @@ class Tools:
     ```
     """
 
-    def __init__(self, environment: Any, item: Mapping[str, Any], calls: Callable[[str], list[Any]] | None = None):
+    def __init__(
+        self,
+        environment: Any,
+        item: Mapping[str, Any],
+        calls: Callable[[str], list[Any]] | None = None,
+        max_characters: int = MAX_CHARACTERS,
+    ):
+        self.max_characters = max_characters
         self.environment, self.calls, self.name = environment, calls or find_calls, type(environment).__name__
         self.tools = [x for x in methods_of(environment) if x not in ("reset", "get_reward") and x[0] != "_"]
         with task_code(f"`{self.name}.reset`"):
@@ -68,41 +81,65 @@ class Tools:
         """
         with task_code(f"The tools of `{self.name}`"):
             found = self.calls(text)
-        return "\n".join([await self._results(call) for call in found]) if found else None
+        results = [result for call in found for result in await self._results(call)]
+        return "\n".join(cut(result, self.max_characters // len(results)) for result in results) if found else None
 
     async def reward(self) -> float:
         """Returns the result of `get_reward`."""
         with task_code(f"`{self.name}.get_reward`"):
             return await finished(self.environment.get_reward())
 
-    async def _results(self, call: Any) -> str:
+    async def _results(self, call: Any) -> list[str]:
         try:
             calls = read_calls(call) if isinstance(call, str) else [call]
         except Exception as error:  # the agent reads it, in TRL's form
-            return str({"error": str(error)})
-        return "\n".join([await self._result(call) for call in calls])
+            return [str({"error": str(error)})]
+        return [await self._result(call) for call in calls]
 
     async def _result(self, call: Any) -> str:
         try:
             call = call.get("function", call) if isinstance(call, Mapping) else call  # OpenAI's form
             if isinstance(call, Mapping) and "tool_name" in call:  # Cohere's
                 call = {"name": call["tool_name"], **call}
+            if isinstance(call, Mapping) and "action" in call:  # LangChain's
+                call = {"name": call["action"], "arguments": call.get("action_input", {}), **call}
             if not isinstance(call, Mapping) or "name" not in call:
                 raise ValueError(f"A call is an object with 'name' and 'arguments'; {show(call)} has no 'name'.")
             if call["name"] not in self.tools:
                 raise ValueError(f"Tool {call['name']} not found.")
             method = getattr(self.environment, call["name"])
             arguments = call.get("arguments", call.get("parameters", {}))
-            arguments = JSON.decode(arguments or "{}") if isinstance(arguments, str) else arguments
+            types = get_type_hints(method)
+            names = [*inspect.signature(method).parameters]
+            if isinstance(arguments, str):
+                text = arguments.strip()
+                arguments = JSON.decode(text or "{}") if text[:1] in ("", "{") else from_text(text)
+                # As ReAct gives the argument of a tool that has one
+                arguments = {names[0]: text} if not isinstance(arguments, Mapping) and len(names) == 1 else arguments
             if not isinstance(arguments, Mapping):
                 raise ValueError(f"The 'arguments' of {call['name']} are {show(arguments)}; they must be an object.")
-            parameters = inspect.signature(method).parameters
-            for name, text in call.get("texts", {}).items():
-                is_text = name not in parameters or parameters[name].annotation is str
-                arguments = {**arguments, name: text if is_text else from_text(text)}
-            return str(await finished(method(**arguments)))
+            texts = {k: x if k in types or k not in names else from_text(x) for k, x in call.get("texts", {}).items()}
+            given = {name: as_type(name, x, types.get(name, Any)) for name, x in {**arguments, **texts}.items()}
+            return str(await finished(method(**given)))
         except Exception as error:
             return str({"error": str(error)})
+
+
+def cut(text: str, length: int) -> str:
+    """Returns at most the first `length` characters of a text, with a note if there are more."""
+    return text if len(text) <= length else f"{text[:length]}\n[cut: {length} of {len(text)} characters are shown]"
+
+
+def as_type(name: str, value: Any, annotation: Any) -> Any:
+    """
+    Returns an argument as its annotation says, such as 1 for the text `1` and `int`. Raises `ValueError` if it cannot
+    be converted.
+    """
+    type_of = TypeAdapter(annotation)
+    for form in (value, from_text(value) if isinstance(value, str) else json.dumps(value)):
+        with contextlib.suppress(ValidationError):
+            return type_of.validate_python(form)
+    raise ValueError(f"The argument {name!r} is {show(value)}; it must be {inspect.formatannotation(annotation)}.")
 
 
 async def finished(value: Any) -> Any:
@@ -125,11 +162,13 @@ def tool_workflow(
     role: str = "agent",
     results: str | None = None,
     calls: Callable[[str], list[Any]] | None = None,
+    max_characters: int = MAX_CHARACTERS,
     **settings: Any,
 ) -> WorkflowEnvironment:
     """
     Makes a task of an environment for [`~trl.GRPOTrainer`]: the agent calls tools until it answers without a call, and
-    `get_reward` is its reward. As in TRL, an environment is used again after `reset`.
+    `get_reward` is its reward. As in TRL, an environment is used again after `reset`. The metric `no_call` is the
+    share of answers without a call.
 
     Args:
         environment_factory (`Callable` or `dict[str, Callable]`): Makes the environment. With a dict, the item's
@@ -140,6 +179,7 @@ def tool_workflow(
         results (`str`, *optional*): Template of the prompts with `{results}` of the calls. By default they are
             messages of the role `tool`, or of the user, if the chat template does not take the former.
         calls (`Callable`, *optional*): See [`Tools`].
+        max_characters (`int`, *optional*, defaults to `8000`): See [`Tools`].
         settings: See [`WorkflowEnvironment`].
 
     Raises:
@@ -158,19 +198,22 @@ def tool_workflow(
             raise ValueError(f"The column `environment` has {name!r}; the environments are {', '.join(factories)}.")
         environment = free[name].pop() if free[name] else factories[name]()
         try:
-            tools = Tools(environment, {k: x for k, x in item.items() if not is_dict or k != "environment"}, calls)
+            columns = {k: x for k, x in item.items() if not is_dict or k != "environment"}
+            tools = Tools(environment, columns, calls, max_characters)
             asked = first_prompt(role, prompt, item)
             *before, last = [{"content": asked}] if isinstance(asked, str) else asked
             content = f"{tools.instructions}\n\n{last['content']}{tools.observation}"
+            shown: Prompt | None = content if isinstance(asked, str) else [*before, {**last, "content": content}]
             with contextlib.suppress(OutOfTurns):
-                said = await agents[role](
-                    content if isinstance(asked, str) else [*before, {**last, "content": content}]
-                )
-                while (found := await tools.answer(said)) is not None:
-                    shown = results.format(results=found) if results else [{"role": "tool", "content": found}]
-                    said = await agents[role](shown)
+                while shown is not None:
+                    found = await tools.answer(await agents[role](shown))
+                    agents.log("no_call", float(found is None))
+                    shown = None
+                    if found is not None:
+                        shown = results.format(results=found) if results else [{"role": "tool", "content": found}]
             return await tools.reward()
         finally:
             free[name].append(environment)
 
+    settings["metric_ranges"] = {"no_call": (0.0, 1.0), **(settings.get("metric_ranges") or {})}
     return WorkflowEnvironment(play, [role], **settings)

@@ -26,6 +26,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging as transformers_logging
 from trl.trainer.utils import create_model_from_path
 
+from trl_multiagent.console import tell
 from trl_multiagent.folders import ADAPTER_CONFIG, MODEL_CONFIG, PROCESSOR_FILES
 
 
@@ -210,8 +211,8 @@ def find_file(
 def check_length(text: str, model: PreTrainedModel, length: float) -> None:
     """
     Raises [`TooLongError`] if a text of `length` tokens is too long for a model with learned positions, as in GPT-2
-    and OPT. Models that compute positions, such as rotary ones, read longer texts. `text`: what it is, for the
-    message.
+    and OPT. Models that compute positions, such as rotary ones, read longer texts, which is told once. `text`: what it
+    is, for the message.
     """
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is None or length <= limit:
@@ -224,6 +225,10 @@ def check_length(text: str, model: PreTrainedModel, length: float) -> None:
             f"{text} may have {length} tokens, but its model has only {limit} positions, which are learned: shorten "
             "it, or choose a model that reads longer texts."
         )
+    tell(
+        f"{text} has more tokens than the {limit} positions (`max_position_embeddings`) that its model was trained "
+        "with, and may not be understood: shorten it."
+    )
 
 
 def hub_id(name: str) -> str | None:

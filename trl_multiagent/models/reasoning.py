@@ -172,14 +172,24 @@ def read_python(answer: str) -> str:
     Returns an answer with the calls of tools, a list in Python, behind the rest and in the form of Qwen. A malformed
     answer stays as it is. TRL's pattern for LFM2 cuts arguments at commas, and takes `, max(x)` in code for a call.
     """
-    calls = []
+    calls = list[str]()
     with contextlib.suppress(*MALFORMED):
         for part in PYTHON_CALLS.findall(answer):
-            for call in cast(Any, ast.parse(part.strip(), mode="eval").body).elts:
-                arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
-                calls.append(written_call({"name": ast.unparse(call.func), "arguments": arguments}))
+            calls += map(written_call, python_calls(part))
         return PYTHON_CALLS.sub("", answer) + "".join(calls)
     return answer
+
+
+def python_calls(text: str) -> list[dict[str, Any]]:
+    """Reads a call in Python, or a list of calls, with named arguments. Raises an error of [`MALFORMED`]."""
+    body = ast.parse(text.strip(), mode="eval").body
+    calls = []
+    for call in cast(list[Any], body.elts if isinstance(body, ast.List) else [body]):
+        if call.args:
+            raise ValueError("Arguments must be named.")
+        arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+        calls.append({"name": ast.unparse(call.func), "arguments": arguments})
+    return calls
 
 
 def last_message(text: str) -> str:

@@ -9,22 +9,36 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from trl_multiagent.models.reasoning import CompletionReader
+from trl_multiagent.models.reasoning import MALFORMED, CompletionReader, python_calls
 
 
-# What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, Mistral, Llama, DeepSeek, Kimi K2,
-# Cohere, Phi and gpt-oss
+# What quotes a call: a block of code, whose length is limited to keep the search fast, or code within a line
+QUOTED = r"^[ \t]*(?P<mark>`{3,}|~{3,})[^\n`]*\n(?:[^\n]*\n){0,100}?[ \t]*(?P=mark)[ \t]*$|(?<!`)`[^`\n]+`(?!`)"
+# What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, MiniMax, Mistral, Llama, DeepSeek,
+# Kimi K2, Cohere, Phi and gpt-oss
 CALL = re.compile(
-    r"<tool_call>(.*?)(?:</tool_call>|\Z)|(<function=.*?)(?:</function>|\Z)|\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)"
+    rf"(?P<quoted>{QUOTED})"
+    r"|<tool_calls?>(.*?)(?:</tool_calls?>|\Z)|(<function=.*?)(?:</function>|\Z)|(<invoke name=.*?)(?:</invoke>|\Z)"
+    r"|\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)"
     r"|<\|python_tag\|>(.*)|<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|to=functions\.(\w[^{]*\{.*)"
     r"|<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)|<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)"
     r"|<\|tool_call\|>(.*?)(?:<\|/tool_call\|>|\Z)",
-    re.DOTALL,
+    re.DOTALL | re.MULTILINE,
+)
+# A block of JSON, or of Gemma's calls in Python, that ends an answer
+BLOCK = re.compile(
+    r"^```[ \t]*(json|tool_calls?|tool_code|)[ \t]*\n((?:(?!^```).)*)^[ \t]*```\s*\Z", re.DOTALL | re.MULTILINE
+)
+# Of ReAct. What follows an observation was made up
+ACTION = re.compile(
+    r"^[ \t*]*Action[ \t*]*:[ \t*]*([\w.-]+)[ \t]*(?:(\([^\n]*\)|\[[^\n]*\])[ \t]*$"
+    r"|\n[ \t*]*Action[ _]Input[ \t*]*:[ \t*]*\s*(.*?)(?=^[ \t*]*Observation|\Z))",
+    re.DOTALL | re.MULTILINE,
 )
 # A call whose arguments, in JSON, follow its name
 NAMED = re.compile(r"(?:function<｜tool▁sep｜>|<function=|functions\.)?([\w.-]+)(?![\w.-])[^{]*(?=\{)")
 TEXTS = re.compile(
-    r"<parameter=([^<>]+)>\n?((?:(?!<parameter=).)*?)\n?</parameter>"
+    r"<parameter(?:=| name=\"?)([^<>\"]+)\"?>\n?((?:(?!<parameter[= ]).)*?)\n?</parameter>"
     r"|<arg_key>([^<]*)</arg_key>\s*<arg_value>((?:(?!<arg_key>).)*?)</arg_value>",
     re.DOTALL,
 )
@@ -39,15 +53,37 @@ INSTRUCTIONS = (
 
 def find_calls(answer: str) -> list[str]:
     """
-    Returns the texts of the tool calls in an answer, in the forms that open models write. An answer may also consist
-    of calls in JSON, as those of Llama and of OpenAI's interface do.
+    Returns the texts of the tool calls in an answer, in the forms that open models write. Calls that are quoted as
+    code are not made. Without tags, an answer may consist of calls, in JSON as those of Llama and of OpenAI's
+    interface or as a list in Python; end with them in a block of code; or have a line `Action:`.
     """
-    if answer.strip()[:1] in ("{", "["):
-        with contextlib.suppress(ValueError, RecursionError):
-            calls = read_calls(answer)
+    if found := calls_alone(answer, is_python=answer.lstrip().startswith("[")):
+        return [found]
+    matches = [*CALL.finditer(answer)]
+    if calls := [match for match in matches if match["quoted"] is None]:
+        return [next(text for text in match.groups() if text is not None) for match in calls]
+    if (block := BLOCK.search(answer)) and (found := calls_alone(block[2], is_python=block[1] == "tool_code")):
+        return [found]
+    for action in ACTION.finditer(answer):
+        if not any(quote.start() <= action.start() < quote.end() for quote in matches):
+            name, brackets, given = action.groups()
+            given = brackets[1:-1] if brackets else re.sub(r"^```\w*|```$", "", given.strip()).strip()
+            in_python = calls_alone(f"{name}({given})", is_python=True) if brackets else ""
+            return [in_python or json.dumps({"name": name, "arguments": given})]
+    return []
+
+
+def calls_alone(text: str, is_python: bool) -> str:
+    """Returns a text that consists of calls, those in Python as JSON, or an empty text."""
+    with contextlib.suppress(*MALFORMED):
+        if text.lstrip()[:1] in ("{", "["):
+            calls = read_calls(text)
             if calls and all(is_call(call) for call in calls):
-                return [answer]
-    return [next(text for text in match.groups() if text is not None) for match in CALL.finditer(answer)]
+                return text
+    with contextlib.suppress(*MALFORMED):
+        calls = python_calls(text) if is_python else []
+        return json.dumps(calls) if calls else ""
+    return ""
 
 
 def unread_call(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -68,7 +104,8 @@ def unread_call(tokenizer: PreTrainedTokenizerBase) -> str:
 def is_call(value: Any) -> bool:
     """Returns whether a JSON value has the keys of a tool call."""
     keys = {*value} if isinstance(value, Mapping) else set()
-    return "function" in keys or ("name" in keys and not keys.isdisjoint(("arguments", "parameters")))
+    is_action = {"action", "action_input"} <= keys and value["action"] != "Final Answer"  # of LangChain
+    return is_action or "function" in keys or ("name" in keys and not keys.isdisjoint(("arguments", "parameters")))
 
 
 def read_calls(text: str) -> list[Any]:
@@ -76,17 +113,19 @@ def read_calls(text: str) -> list[Any]:
     text, found = text.strip(), TEXTS.findall(text)
     named = NAMED.match(text)
     if found or (named is None and text[:1] not in ("{", "[")):  # the arguments are texts
-        name = re.split(r"[<>\s]", text.removeprefix("<function="), maxsplit=1)[0]
+        name = re.split(r"[<>\s\"]", re.sub(r'^<(?:function=|invoke name="?)', "", text), maxsplit=1)[0]
         return [{"name": name, "texts": {(a or c).strip(): b or d for a, b, c, d in found}}]
     try:
-        value, _ = JSON.raw_decode(text, named.end() if named else 0)
+        value, end = JSON.raw_decode(text, named.end() if named else 0)
     except json.JSONDecodeError as error:
         rest = text[error.pos :][:20]
         raise ValueError(f"The call is not complete JSON: {error.msg}, but there is {rest or 'nothing'!r}.") from None
     if named:
         return [{"name": named[1], "arguments": value}]
     value = value.get("tool_calls", value) if isinstance(value, dict) else value
-    return value if isinstance(value, list) else [value]
+    values = value if isinstance(value, list) else [value]
+    rest = text[end:].lstrip(" \n;,")
+    return values + read_calls(rest) if rest.startswith("{") and not named else values
 
 
 def from_text(text: str) -> Any:

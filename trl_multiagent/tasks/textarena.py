@@ -1,5 +1,6 @@
 """The task `textarena`: any game of TextArena, played by the agents of a team."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,9 @@ class Game:
     game: str = setting("Id of the game, or module:Class of one without an id.", "KuhnPoker-v0")
     players: int = setting("Number of players.", 2, ge=1, le=15)
     options: dict[str, Any] | None = setting("Arguments of the game, such as {max_rounds: 1}.")
-    memory: bool = setting("Whether players see their past prompts and moves.", True)
+    memory: bool = setting(
+        "Whether a game is a chat; otherwise, each prompt has all that happened.", True
+    )
     invalid_cost: float = setting("What an invalid move costs its player, besides the game's rules.", 0.0, ge=0)
 
     def __post_init__(self) -> None:
@@ -49,10 +52,13 @@ class Game:
         while hasattr(inner, "env"):  # wrappers show all that happened again; they stay for the moves
             inner = inner.env
         done, moves, invalid = False, 0, 0
+        seen: dict[int, list] = defaultdict(list)  # games may tell their rules and cards once
         while not done:
             with draws:
                 player, messages = inner.get_observation()
-            move = await agents[player](shown(messages, player, inner.state.role_mapping), memory=self.memory)
+            seen[player] += messages
+            text = shown(messages if self.memory else seen[player], player, inner.state.role_mapping, not self.memory)
+            move = await agents[player](text, memory=self.memory)
             info = inner.state.game_info[player]
             had_lost = info["invalid_move"]
             with draws:
@@ -65,9 +71,9 @@ class Game:
         return {role: float((rewards or {}).get(k, 0.0)) for k, role in enumerate(self.roles)}
 
 
-def shown(messages: list[tuple[int, str, Any]], player: int, names: dict[int, str]) -> str:
-    """Returns what has happened since a player's last turn, without its own answer, which is in its history."""
-    news = [x for x in messages if x[0] != player or x[2].name != "PLAYER_ACTION"]
+def shown(messages: list[tuple[int, str, Any]], player: int, names: dict[int, str], with_own: bool) -> str:
+    """Returns what a game has told a player, without the player's own moves if they are in its history."""
+    news = [x for x in messages if with_own or x[0] != player or x[2].name != "PLAYER_ACTION"]
     return "\n".join(f"[{names.get(sender, f'Player {sender}')}] {text}" for sender, text, _ in news) or "Your move:"
 
 

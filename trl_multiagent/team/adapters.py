@@ -224,8 +224,8 @@ def check_adapter(role: str, model: PeftModel) -> None:
         option = wrappers.get(type(head), "target_modules")
         tied = ", which are tied to those of the input" * bool(base.config.get_text_config().tie_word_embeddings)
         raise ValueError(
-            f"`{option}` of a LoRA adapter is {short(getattr(config, option))}, which covers the output embeddings{tied}. "
-            "Log-probabilities are computed from their weights directly: train other parts."
+            f"`{option}` of a LoRA adapter is {short(getattr(config, option))}, which covers the output embeddings"
+            f"{tied}. Log-probabilities are computed from their weights directly: train other parts."
         )
 
 
