@@ -17,9 +17,7 @@ class Game:
     game: str = setting("Id of the game, or module:Class of one without an id.", "KuhnPoker-v0")
     players: int = setting("Number of players.", 2, ge=1, le=15)
     options: dict[str, Any] | None = setting("Arguments of the game, such as {max_rounds: 1}.")
-    memory: bool = setting(
-        "Whether a game is a chat; otherwise, each prompt has all that happened.", True
-    )
+    memory: bool = setting("Whether a game is a chat; otherwise, each prompt has all that happened.", True)
     invalid_cost: float = setting("What an invalid move costs its player, besides the game's rules.", 0.0, ge=0)
 
     def __post_init__(self) -> None:
