@@ -385,8 +385,8 @@ def test_logits_that_are_no_numbers_are_an_error():
         generate_groups(model, PROMPTS, seeds_of(2), config(max_new_tokens=4))
 
 
-def test_a_text_beyond_learned_positions_is_refused(tmp_path):
-    """Nothing is scored, and computed positions, as in Llama, set no limit."""
+def test_a_text_beyond_learned_positions_is_refused(tmp_path, capsys):
+    """Nothing is scored. Computed positions, as in Llama, set no limit, and it is told once that they were left."""
     roles, text = ("aux", "main"), "p" * 249
     environment = FunctionEnvironment(dict.fromkeys(roles, "{x}"), count_reward)
     tokenizers = {role: byte_tokenizer() for role in roles}
@@ -398,7 +398,10 @@ def test_a_text_beyond_learned_positions_is_refused(tmp_path):
     (turn,) = limited.collaborate({"x": text}, environment, max_new_tokens=7)
     assert turn.prompts["main"] == text
     rope = tiny_llama(max_position_embeddings=64)
-    AgentTeam({"aux": rope, "main": rope}, tokenizers).collaborate({"x": text}, environment, max_new_tokens=8)
+    for _ in range(2):
+        AgentTeam({"aux": rope, "main": rope}, tokenizers).collaborate({"x": text}, environment, max_new_tokens=8)
+    told = "A prompt of 'main' with its completion has more tokens than the 64 positions (`max_position_embeddings`)"
+    assert capsys.readouterr().err.count(told) == 1
     check_length("A text", other_model("gemma3"), 10**6)
     rows = pairs(roles, 4).to_list()
     rows[3]["main_rejected"] = "r" * 400

@@ -105,6 +105,18 @@ def test_a_prompt_has_only_what_is_new(games):
     assert all("[Player 0]" not in prompt and "[Player 1]" in prompt for prompt in own[1:])
 
 
+def test_without_a_memory_a_prompt_has_all_that_happened(games):
+    """Kuhn poker tells its rules and the card once."""
+
+    class Settings:
+        sections = {"textarena": textarena.Game("KuhnPoker-v0", memory=False)}
+
+    (turns,) = play_by(textarena.make_environment(Settings), [1], lambda node, role: "[check]")
+    own = [str(turn.prompts["player_0"]) for turn in turns if "player_0" in turn.prompts]
+    assert len(own) > 1 and all("Kuhn Poker" in prompt and "Your card is" in prompt for prompt in own)
+    assert all("[check]" in prompt for prompt in own[1:])
+
+
 def test_invalid_moves_end_the_game_as_it_says_and_are_counted(games):
     (turns,) = play("KuhnPoker-v0", [1], move=lambda rng, text: "what?")
     assert [turn.outcome.metrics["invalid_moves"] for turn in turns] == [1, 1]  # it allows one more try

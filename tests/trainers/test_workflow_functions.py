@@ -202,6 +202,17 @@ def test_what_an_episode_holds_lives_and_is_closed(num_turns):
     assert turns[-1] == [] if num_turns > 3 else turns[-1][0].rewards == [float(num_turns == 3)]
 
 
+def test_a_coroutine_is_awaited():
+    """`asyncio.run` works in a terminal alone."""
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        return asyncio.run(asyncio.sleep(0, 1.0))
+
+    with pytest.raises(TaskError, match=r"cannot be called from a running event loop: `await` the coroutine instead"):
+        play(run, [{"x": 1}], scripted(ANSWERS), num_episodes=1)
+
+
 def test_an_error_closes_all_episodes_and_names_the_line():
     with pytest.raises(
         TaskError, match=r"workflow `run` raised KeyError: 'lost' \(line \d+ of test_workflow_functions.py"

@@ -62,11 +62,16 @@ def task_code(name: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Returns the type and the message of an error, on one line."""
+    """
+    Returns the type and the message of an error, on one line, with advice if a program tries to start an event loop in
+    a running one, as scripts do that were written for a notebook or a terminal.
+    """
     try:
         text = printable(" ".join(str(error).split()))
     except Exception:  # the error's `__str__` fails
         text = ""
+    if "from a running event loop" in text or "loop is already running" in text:
+        text = f"{text.rstrip('.')}: `await` the coroutine instead"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
