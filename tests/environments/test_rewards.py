@@ -103,6 +103,14 @@ def test_a_deadline(blocks, caplog):
     assert not caplog.records  # asyncio prints errors that nobody reads
 
 
+def test_a_deadline_of_a_plain_function():
+    def slow(completions, **columns):
+        threading.Event().wait(60)
+
+    with pytest.raises(TaskError, match=r"`slow` raised TimeoutError: did not finish within 0.05 seconds"):
+        rewards(environment(slow, reward_timeout=0.05))
+
+
 async def len_reward(completions, **columns):
     return [float(len(completion)) for completion in completions]
 

@@ -1,23 +1,29 @@
 """Ctrl-C and SIGTERM end a recipe with one line that says how to go on."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from pairs import pairs
 
+from trl_multiagent import Task, workflow
+from trl_multiagent.jobs import event_loop, signals
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, ending_later
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.runs.collection import run_collection
+from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
-from tiny import count_reward, flip, same_teams, tiny_task
+from tiny import count_reward, flip, same_teams, tiny_items, tiny_task, tiny_team
 
 
 SMALL = ["--disable_tqdm", "--report_to", "none", "--logging_steps", "1", "--max_completion_length", "6"]
@@ -164,6 +170,87 @@ def test_a_reward_model_and_the_phases_of_marlhf(signalled, tiny_model, capsys):
         assert not Path("run/results.json").exists()
     run_recipe("marlhf", TASK, argv, "run")
     assert Path("run/results.json").exists()
+
+
+HELD = set()
+
+
+@workflow(roles=("aux", "main"), live=True)
+async def holding(item, agents):
+    HELD.add(agents)
+    try:
+        await agents.aux("Begin:")
+        await agents.main("Go on:")
+        return 1.0
+    finally:
+        await asyncio.sleep(0)
+        HELD.remove(agents)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "train"])
+def test_what_episodes_hold_is_closed_when_a_program_ends_at_once(tiny_model, monkeypatch, command):
+    """At the first Ctrl-C in an evaluation, and at the second one in a training."""
+
+    def leave(code):  # this process must not end
+        left.append((code, len(HELD)))
+        raise KeyboardInterrupt
+
+    def sample(self, nodes, number):
+        held.append(len(HELD))
+        for _ in range(1 if command == "evaluate" else 2):
+            signal.raise_signal(signal.SIGINT)
+        return original(self, nodes, number)
+
+    original, held, left = TeamSampler.__call__, [], []
+    monkeypatch.setattr(TeamSampler, "__call__", sample)
+    monkeypatch.setattr(os, "_exit", leave)
+    task = Task(lambda settings: holding, lambda settings: (tiny_items(2), tiny_items(2)))
+    tiny_team().save_pretrained("team")
+    with pytest.raises(KeyboardInterrupt):
+        if command == "evaluate":
+            run_evaluation(task, ["team", "--num_episodes", "2", "--split", "test"], "run")
+        else:
+            argv = ["--branching", "episodes", "--num_generations", "2", "--output_dir", "run"]
+            run_recipe("magrpo", task, ["--model_name", tiny_model, *ROLLOUTS, *argv], "run")
+    assert held == [4] and left == [(130, 0)]
+
+
+@pytest.mark.parametrize("where", ["reward", "workflow"])
+def test_code_of_a_task_that_blocks_costs_its_step(tiny_model, monkeypatch, capsys, where):
+    monkeypatch.setattr(signals, "STOP_SECONDS", 0.2)
+    monkeypatch.setattr(event_loop, "ANSWER_SECONDS", 0.2)
+    calls, blocks, release = [], [], threading.Event()
+
+    def block():
+        calls.append(None)
+        if blocks and len(calls) > 6:  # in the second step
+            os.kill(os.getpid(), signal.SIGTERM)
+            release.wait(60)
+
+    def reward(completions, **columns):
+        for _ in completions:
+            block()
+        return count_reward(completions, **columns)
+
+    @workflow(roles=("aux", "main"))
+    async def run(item, agents):
+        answer = await agents.main(f"{item['x']}:")
+        block()
+        return float(len(set(answer)))
+
+    task = tiny_task(6, held_out=0, reward=reward)
+    if where == "workflow":
+        task = Task(lambda settings: run, lambda settings: (tiny_items(6), None))
+    argv = ["--model_name", tiny_model, *ROLLOUTS, *SAVING, "--num_generations", "2", "--num_turns", "1"]
+    run_recipe("magrpo", task, [*argv, "--output_dir", "whole"], "run")
+    calls.clear(), blocks.append(True)
+    with pytest.raises(SystemExit) as ended:
+        run_recipe("magrpo", task, [*argv, "--output_dir", "ended"], "run")
+    release.set(), blocks.clear()
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 143 and line.startswith("run: ended by SIGTERM after step 1 of 4, which is saved. Go")
+    run_recipe("magrpo", task, [*argv, "--output_dir", "ended", "--resume_from_checkpoint", "auto"], "run")
+    assert same_teams("whole", "ended")
 
 
 def test_a_second_ctrl_c_ends_at_once(monkeypatch, capsys):

@@ -337,6 +337,21 @@ def test_an_item_may_change_between_calls_outside_of_a_run():
     assert run.score([item], [{"aux": "2"}], [[]])[0].reward == 2.0
 
 
+def test_a_call_that_is_not_awaited_is_limited_too():
+    release = threading.Event()
+
+    @workflow(roles=("aux",), timeout=0.2)
+    async def run(item, agents):
+        await agents.aux("Go on:")
+        release.wait(60)
+
+    with pytest.raises(TaskError, match=r"more than 0.2 s \(line \d+ of test_workflow_functions.py\), in a call"):
+        try:
+            play(run, [{}], scripted(ANSWERS), num_turns=2)
+        finally:
+            release.set()
+
+
 @pytest.mark.parametrize("settings", [TREE, EPISODES])
 def test_an_episode_that_loses_its_resource_has_no_reward(tmp_path, settings, capfd):
     """Whatever it was paid before. It ends the run where a reward is needed."""

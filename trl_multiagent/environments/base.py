@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, as_reward, show, task_code
+from trl_multiagent.jobs.signals import in_task_code
 
 
 if TYPE_CHECKING:
@@ -421,7 +422,7 @@ def ask(environment: Environment, items: list[dict], histories: list[History]) -
     """
     method = "prompts" if type(environment).next_prompts is Environment.next_prompts else "next_prompts"
     name = f"`{type(environment).__name__}.{method}`"
-    with task_code(name):
+    with in_task_code(), task_code(name):
         prompts = environment.next_prompts(items, histories)
     if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
         raise TaskError(f"{name} returned {show(prompts)}; it must return a list of {len(items)} dicts, one per item.")
@@ -482,7 +483,7 @@ def judge(
     """
     name, count = f"`{type(environment).__name__}.score`", len(joint_actions)
     drops = scoring_context().reward_none == "drop"  # then, NaN is the reward of what nothing scores
-    with task_code(name):
+    with in_task_code(), task_code(name):
         method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
     values = as_list(outcomes)

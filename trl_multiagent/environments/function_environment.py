@@ -40,6 +40,7 @@ from trl_multiagent.environments.task_errors import (
     task_code,
 )
 from trl_multiagent.jobs.event_loop import event_loop
+from trl_multiagent.jobs.signals import at_most
 
 
 RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
@@ -72,8 +73,8 @@ class FunctionEnvironment(Environment):
             every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
             chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
-        reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the `async` reward functions may take
-            for a batch. With `None`, they may take forever.
+        reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the reward functions may take for a
+            batch. With `None`, they may take forever.
 
     Raises:
         TypeError: A template or a reward function cannot be called.
@@ -551,27 +552,30 @@ def call_rewards(
     Calls reward functions with their arguments, and returns their results. `names`: their names in messages.
 
     `async` functions run on the event loop of this process, concurrently with each other and with plain functions,
-    which run one after the other in this thread. They may take `timeout` seconds. Raises [`TaskError`] if a function
+    which run one after the other in this thread. All may take `timeout` seconds. Raises [`TaskError`] if a function
     fails, or does not finish in time.
     """
     outputs: list[Any] = [None] * len(functions)
     running = {}
     start = time.monotonic()
+
+    def left() -> float | None:
+        return None if timeout is None else max(0.0, start + timeout - time.monotonic())
+
+    late = f"did not finish within {timeout} seconds: raise `reward_timeout` if needed"
     try:
         # `async` functions start first
         for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
-            with task_code(names[k]):
+            with task_code(names[k]), at_most(left(), late):
                 outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
             if inspect.isawaitable(outputs[k]):
                 coroutine = finish(names[k], outputs[k])
                 running[asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))] = k
-        left = None if timeout is None else max(0.0, start + timeout - time.monotonic())
-        for future in as_completed(running, left):
+        for future in as_completed(running, left()):
             outputs[running[future]] = future.result()
     except FutureTimeout as error:
-        late = next(names[k] for future, k in running.items() if not future.done())
-        message = f"{late} did not finish within {timeout:g} seconds: raise `reward_timeout` if needed."
-        raise TaskError(message) from error
+        name = next(names[k] for future, k in running.items() if not future.done())
+        raise TaskError(f"{name} {late}.") from error
     finally:
         for future in running:
             future.cancel()  # has no effect on those that are done

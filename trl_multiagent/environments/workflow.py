@@ -23,7 +23,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
-from concurrent import futures
 from typing import Any
 
 from trl_multiagent.environments.base import (
@@ -51,11 +50,11 @@ from trl_multiagent.environments.task_errors import (
     show,
     task_code,
 )
-from trl_multiagent.jobs.event_loop import event_loop
+from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, Blocked, is_blocked, run_on_loop
+from trl_multiagent.jobs.signals import closing_at_exit
 
 
 PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
-CLOSING_SECONDS = 30  # that the clean-up of an episode may take
 MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
 
 EPISODE = contextvars.ContextVar[Any]("EPISODE", default=None)  # in which a task was started
@@ -216,7 +215,8 @@ class WorkflowEnvironment(Environment):
         live (`bool`, *optional*, defaults to `False`): Whether the coroutine holds something that cannot be replayed.
             Such a workflow needs `branching: episodes`.
         max_turns (`int`, *optional*, defaults to `20`): Most turns of an episode if `num_turns` is not given.
-        timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn.
+        timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn, or be in a
+            call that is not awaited.
         max_open (`int`, *optional*): Most episodes that may be open at once.
         group_reward (`Callable`, *optional*): `group_reward(item, episodes) -> list[float]`, called once per item with
             the turns of all its finished branches. What it returns is added to the last reward of each.
@@ -277,13 +277,16 @@ class WorkflowEnvironment(Environment):
         self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
         self._asked = None if are_episodes else {}
         try:
-            with closing_at_sigterm():
+            with closing_at_sigterm(), closing_at_exit(self._close):
                 yield
         finally:
-            episodes, self._num_turns, self._open = [*(self._open or {}).values()], None, None
-            self._seats, self._asked = frozenset(), None
-            if episodes:
-                self._wait(close(episodes))
+            self._close()
+            self._num_turns, self._open, self._seats, self._asked = None, None, frozenset(), None
+
+    def _close(self) -> None:
+        """Closes the episodes that are open. Nothing can close them while one of them blocks the event loop."""
+        if self._open and not is_blocked():
+            run_on_loop(close([*self._open.values()]))
 
     def prompts(self, item: dict, history: History) -> Prompts:
         return self.next_prompts([item], [history])[0]
@@ -433,7 +436,10 @@ class WorkflowEnvironment(Environment):
 
     def _line_of(self, error: BaseException) -> str:
         """Returns the last line of the workflow's own file in a traceback."""
-        own = [x for x in traceback.extract_tb(error.__traceback__) if x.filename == self.run.__code__.co_filename]
+        return self._line_in(traceback.extract_tb(error.__traceback__))
+
+    def _line_in(self, frames: traceback.StackSummary) -> str:
+        own = [x for x in frames if x.filename == self.run.__code__.co_filename]
         return f" (line {own[-1].lineno} of {os.path.basename(own[-1].filename)})" if own else ""
 
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
@@ -473,14 +479,13 @@ class WorkflowEnvironment(Environment):
 
     def _wait(self, coroutine: Coroutine) -> Any:
         """Runs a coroutine on the event loop of this process, and returns its result."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            with contextlib.suppress(futures.CancelledError, Exception):
-                future.result(CLOSING_SECONDS)
-            raise
+            return run_on_loop(coroutine, self.timeout)
+        except Blocked as error:
+            raise TaskError(
+                f"{self.name} waited for more than {self.timeout:g} s{self._line_in(error.frames)}, in a call that is "
+                "not awaited."
+            ) from error
 
 
 def branch_of(item: dict, history: History) -> tuple:

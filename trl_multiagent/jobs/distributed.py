@@ -12,11 +12,15 @@ from accelerate.utils import gather, gather_object, reduce
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.fingerprint import differences, format_value
-from trl_multiagent.jobs.signals import REQUEST
+from trl_multiagent.jobs.signals import REQUEST, Overdue
 
 
 class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
+
+
+class OverdueElsewhere(OtherProcessError):
+    """The code of a task on another process has not ended in time after a signal."""
 
 
 def start_processes() -> PartialState:
@@ -84,8 +88,12 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
     if error is not None:
         own = [f"Process {accelerator.process_index} on {socket.gethostname()} failed: {describe(error)}"]
     reports = gather_object(own)
+    late = f" failed: {Overdue.__name__}"
+    failed = [report for report in reports if not report.endswith(late)]
+    if failed and (error is None or isinstance(error, Overdue)):
+        raise OtherProcessError("\n".join(failed))
     if error is None:
-        raise OtherProcessError("\n".join(reports))
+        raise OverdueElsewhere("\n".join(reports))
 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:

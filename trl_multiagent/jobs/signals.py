@@ -1,4 +1,7 @@
-"""Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its current step and saves a checkpoint."""
+"""
+Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its current step and saves a checkpoint. If
+the code of a task keeps the step for longer than `STOP_SECONDS`, the checkpoint is that of the step before.
+"""
 
 import contextlib
 import ctypes
@@ -13,6 +16,7 @@ from types import FrameType
 
 
 COMMAND_VARIABLE = "TRL_MULTIAGENT_COMMAND"  # environment variable: the command that the user started
+STOP_SECONDS = 10  # from a signal until a training waits no longer for the code of a task
 NAMES: dict[int, str] = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
@@ -24,6 +28,10 @@ class Stopped(KeyboardInterrupt):
         self.checkpoint = checkpoint
 
 
+class Overdue(KeyboardInterrupt):
+    """The code of a task has not ended in time after a signal."""
+
+
 @dataclass
 class Request:
     """The first signal that this process has received."""
@@ -31,9 +39,43 @@ class Request:
     signal: int | None = None
     is_expected: bool = False  # whether the program handles signals, see `end_on_signal`
     waits: bool = False  # whether the current work, such as a training, ends by itself after a signal
+    in_task: bool = False  # whether the main thread runs the code of a task
+    is_overdue: bool = False  # whether `STOP_SECONDS` have passed since the signal
 
 
 REQUEST = Request()
+CLOSERS: list[Callable[[], None]] = []  # what has to be called before the program ends at once
+
+
+@contextlib.contextmanager
+def closing_at_exit(close: Callable[[], None]) -> Iterator[None]:
+    """Calls `close` if a signal ends the program within the block."""
+    CLOSERS.append(close)
+    try:
+        yield
+    finally:
+        if close in CLOSERS:
+            CLOSERS.remove(close)
+
+
+@contextlib.contextmanager
+def in_task_code() -> Iterator[None]:
+    """Raises [`Overdue`] once within the block if it has not ended `STOP_SECONDS` after a signal to a training."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, REQUEST.in_task = REQUEST.in_task, True
+    try:
+        raise_if_overdue()
+        yield
+    finally:
+        REQUEST.in_task = before
+
+
+def raise_if_overdue() -> None:
+    if REQUEST.is_overdue and REQUEST.in_task:
+        REQUEST.is_overdue = False
+        raise Overdue
 
 
 @contextlib.contextmanager
@@ -48,6 +90,30 @@ def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, handler_before in before.items():
             signal.signal(number, handler_before)
+
+
+@contextlib.contextmanager
+def at_most(seconds: float | None, late: str) -> Iterator[None]:
+    """Raises a `TimeoutError` that says `late` if the block takes longer. Only the main thread can be interrupted."""
+
+    class Late(BaseException):  # which no `except Exception` in the block catches
+        pass
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise Late
+
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    except Late:
+        raise TimeoutError(late) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
@@ -83,18 +149,37 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
         is_second, REQUEST.signal = REQUEST.signal is not None, REQUEST.signal or number
         if not REQUEST.waits or (is_second and number == signal.SIGINT):
             say(number)
-            os._exit(128 + number)  # clean-up could wait for other processes
+            try:
+                while CLOSERS:  # a signal in between finds fewer, and the last one none
+                    CLOSERS.pop()()
+            finally:
+                os._exit(128 + number)  # other clean-up could wait for other processes
+        if is_second:
+            raise_if_overdue()
+        else:
+            timer.start()
+
+    def hurry() -> None:
+        REQUEST.is_overdue = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # also out of a system call
+
+    timer = threading.Timer(STOP_SECONDS, hurry)
+    timer.daemon = True
 
     before, REQUEST.is_expected = REQUEST.is_expected, True
     try:
         with handling(receive):
-            yield
+            try:
+                yield
+            finally:
+                timer.cancel()
     except Stopped as ended:
         number = REQUEST.signal or signal.SIGTERM
         say(number, ended)
         sys.exit(128 + number)
     finally:
         REQUEST.is_expected, REQUEST.signal = before, REQUEST.signal if before else None
+        REQUEST.is_overdue = False
 
 
 @contextlib.contextmanager

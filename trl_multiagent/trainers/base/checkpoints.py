@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from datasets import Dataset
@@ -36,6 +36,7 @@ from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.folders import checksum_of_file, is_machine_fault
 from trl_multiagent.jobs.distributed import (
     OtherProcessError,
+    OverdueElsewhere,
     check_agreement,
     fail_together,
     is_asked_to_stop,
@@ -49,7 +50,7 @@ from trl_multiagent.jobs.fingerprint import (
     differences,
     format_value,
 )
-from trl_multiagent.jobs.signals import Stopped, ending_later
+from trl_multiagent.jobs.signals import Overdue, Stopped, ending_later
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.team.adapters import reference_name
 from trl_multiagent.team.agent_team import AgentTeam
@@ -349,6 +350,10 @@ class CheckpointMixin(Trainer):
             with ending_later():
                 start = None if self._resumed is None else str(self._resumed)
                 return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
+        except (Overdue, OverdueElsewhere):
+            if self.state.global_step and self._may_stop and not self.control.should_evaluate:
+                self._stop()
+            raise Stopped(f"in the code of the task. {self._last_complete()}", self._last_checkpoint()) from None
         except (UnavailableError, WriteError) as error:
             raise type(error)(f"{error} {self._last_complete()}") from error
         except (OSError, RuntimeError, MemoryError) as error:
@@ -435,8 +440,11 @@ class CheckpointMixin(Trainer):
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Ends the training after the step if the program got a signal. The last step ends it anyway."""
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        if self.control.should_training_stop or not self._may_stop or not is_asked_to_stop(self.accelerator):
-            return
+        if not self.control.should_training_stop and self._may_stop and is_asked_to_stop(self.accelerator):
+            self._stop()
+
+    def _stop(self) -> NoReturn:
+        """Saves a checkpoint of the last step if there is none, and ends the training."""
         step = f"after step {self.state.global_step} of {self.state.max_steps}"
         if self.args.save_strategy == SaveStrategy.NO:
             raise Stopped(f"{step}, without a checkpoint, because `save_strategy` is 'no'")
