@@ -1,3 +1,4 @@
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -88,10 +89,14 @@ def test_several_processes_without_a_configuration(launched, monkeypatch, tmp_pa
 
 DEMO = ["--model_name", "demo", "--override", "dataset.name=demo"]
 WRONG = {
-    "a name": (["--accelerate_config", "zero4", *DEMO], ["_config 'zero4'", "you mean `zero3`?", "ddp"]),
+    "a name": (["--accelerate_config", "zero4", *DEMO], ["_config 'zero4'", "zero3"]),
     "a path": (["--accelerate_config", "no/zero3.yaml", *DEMO], ["'no/zero3.yaml': there is no such file"]),
     "processes": (["--num_processes", "0", *DEMO], ["--num_processes", "'0' is not a number of at least 1"]),
-    "a configuration": (["--config", "magrpo_hee"], ["'magrpo_hee'", "you mean `magrpo_he`?", "grpo_mbpp"]),
+    "a configuration": (["--config", "magrpo_hee"], ["'magrpo_hee'", "such as magrpo_he,"]),
+    "a folder": (["--config", "task"], ["--config 'task' is a folder; did you mean `task/config.yaml`?"]),
+    "TRL's name": (["--max_new_token", "8", *DEMO], ["did you mean `magrpo.max_new_tokens`?"]),
+    "a short name": (["--lr", "1e-5", *DEMO], ["did you mean `magrpo.learning_rate`?"]),
+    "no word for true": (["--bf16", "yes", *DEMO], ["`magrpo.bf16` is 'yes'; it must be true or false."]),
     "a file": (["--config", "magrpo_hee.yaml"], ["--config 'magrpo_hee.yaml': there is no such file"]),
     "a key": ([*DEMO, "magrpo.num_turn=2"], ["`magrpo.num_turn` is not a known setting"]),
     "a section": (["--config", "grpo_he"], ["`grpo`", "this run reads `magrpo`"]),
@@ -101,9 +106,21 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_settings_are_reported_before_a_process_is_launched(launched, tmp_path, monkeypatch, refused, kind):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "config.yaml").write_text("")
     argv, parts = WRONG[kind]
     message = refused(cli.main, ["train", "magrpo", *argv])
     assert launched == [] and all(part in message for part in parts), message
+
+
+def test_names_are_read_as_people_type_them(launched, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    assert "`magrpo.num_turn`" in refused(
+        cli.main, ["train", "MAGRPO", "--config", "magrpo_he_config", "--num_turn", "2"]
+    )
+    monkeypatch.setattr("sys.argv", ["trl-multiagent", "plan", "--model_name", "m"])
+    with pytest.raises(SystemExit):
+        runpy.run_module("trl_multiagent", run_name="__main__")
 
 
 def test_a_file_wins_over_a_name_of_the_package(launched, tmp_path, monkeypatch, refused):

@@ -52,7 +52,10 @@ __all__ = sorted(_PATHS)
 
 def __getattr__(name: str) -> Any:
     if name not in _PATHS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from trl_multiagent.limits import similar_name
+
+        advice = f"; did you mean {similar}?" if (similar := similar_name(name, _PATHS)) else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}")
     return import_class(_PATHS[name])
 
 

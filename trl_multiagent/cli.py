@@ -101,7 +101,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     reproduce("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
     reproduce("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
     plan = parsers["plan"].add_argument
-    plan("config", metavar="CONFIG", help="YAML file of a training, or its name in the package.")
+    plan("--config", metavar="FILE", required=True, help="YAML file of a training, or its name in the package.")
     plan("--gpu", default="H100", choices=GPUS, help=f"One of {', '.join(GPUS)}; H100 by default.")
     plan("--num_gpus", metavar="N", type=positive, default=1, help="Number of GPUs, 1 by default.")
     plan("--zero", type=int, choices=range(4), default=0, help="Stage of ZeRO; 0, the default, for none.")
@@ -115,7 +115,9 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         jobs_help = "Seeds at the same time, 1 by default."
         parsers[name].add_argument("--jobs", metavar="N", type=positive, default=1, help=jobs_help)
     for name in ("train", "run"):
-        parsers[name].add_argument("algorithm", metavar="ALGORITHM", choices=ALGORITHMS, help=", ".join(ALGORITHMS))
+        parsers[name].add_argument(
+            "algorithm", metavar="ALGORITHM", type=str.lower, choices=ALGORITHMS, help=", ".join(ALGORITHMS)
+        )
     parsers["train"].usage = USAGE
     return parser, parsers["train"]
 

@@ -16,12 +16,13 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 
+Class = typing.TypeVar("Class", bound=type)
 LARGEST_INTEGER = 2**63 - 1
 NUMBERS = (int, float, int | None, float | None)
 # Inherited numbers that must be greater than 0, and other limits that `limits_of` does not derive from their types
@@ -37,9 +38,25 @@ INHERITED: dict[str, dict[str, Any]] = {
     "max_steps": {"ge": -1, "ne": 0},  # -1 says nothing, and transformers would take 0 for it: all epochs
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+# Names that people type for ours, from other libraries or for short
+TYPED = {
+    "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size",
+    "epochs": "num_train_epochs",
+    "steps": "max_steps",
+    "resume": "resume_from_checkpoint",
+    "output": "output_dir",
+    "max_tokens": "max_completion_length",
+    "max_new_tokens": "max_completion_length",
+    "max_prompt_length": "max_history_length",
+    "n": "num_generations",
+    "group_size": "num_generations",
+    "kl_coef": "beta",
+}
 MAX_NAMES = 8  # of a choice that an error lists; of more, the most similar ones
 # Replacements of words in pydantic's messages
 WORDS = {
+    "be a valid boolean": "be true or false",
     "Value error, ": "",
     "Input should ": "",
     "greater than or equal to": "at least",
@@ -178,6 +195,36 @@ def limits_of(field: Any, hint: Any) -> dict[str, Any]:
     is_negative = isinstance(field.default, int | float) and field.default < 0
     is_count = hint in (int | None, int | str | None)
     return {} if is_negative else {"gt" if is_count else "ge": 0}
+
+
+def similar_name(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that somebody who typed another one most likely means, if there is one."""
+    known = list(known)
+    if TYPED.get(name) in known:
+        return TYPED[name]
+    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+
+
+def explained(cls: Class) -> Class:
+    """
+    Decorates a class: a call with an argument that it does not have raises a `TypeError` that says which one to take.
+    The attribute `in_place_of` of the class has advice by the names of other libraries' arguments.
+    """
+    init = cls.__init__
+    names = inspect.signature(init).parameters
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in names:
+                similar = similar_name(name, names)
+                advice = f"did you mean `{similar}`?" if similar else f"it has {', '.join([*names][1:MAX_NAMES])}, ..."
+                advice = getattr(self, "in_place_of", {}).get(name, advice)
+                raise TypeError(f"{type(self).__name__} has no argument `{name}`: {advice}")
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
 
 
 def is_on(value: Any) -> bool:

@@ -217,19 +217,21 @@ def test_critics_are_trained_too(files, tmp_path):
 
 
 def test_command(files, capsys, refused):
-    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"])
+    cli.main(
+        ["plan", "--config", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"]
+    )
     out = capsys.readouterr().out
     assert "Plan: no weights were loaded, nothing was written." in out
     assert "Each of 4 GPUs, ZeRO-2, computing in float32:" in out and "of 80 GB (A100): it fits" in out
     long = ["--max_completion_length", "1000000", "--num_generations", "16"]
-    cli.main(["plan", "run.yaml", "--task", "functions", "--gpu", "T4", *long])
+    cli.main(["plan", "--config", "run.yaml", "--task", "functions", "--gpu", "T4", *long])
     out = capsys.readouterr().out
     assert "\nOn one GPU, computing in float32:\n" in out and "it does not fit: see docs" in out
-    cli.main(["plan", "run.yaml", "--task", "functions", "--override", "agent_model.name=org/nowhere"])
+    cli.main(["plan", "--config", "run.yaml", "--task", "functions", "--override", "agent_model.name=org/nowhere"])
     out = capsys.readouterr().out
     assert "optimizer steps" in out and "unknown, because a model cannot be read." in out
     for argv, message in (
-        (["run.yaml", "--gpu", "B52"], "choose from 'T4'"),
-        (["marlhf_demo"], "not for marlhf"),
+        (["--config", "run.yaml", "--gpu", "B52"], "choose from 'T4'"),
+        (["--config", "marlhf_demo"], "not for marlhf"),
     ):
         assert message in refused(cli.main, ["plan", *argv])

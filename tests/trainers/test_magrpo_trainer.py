@@ -1,5 +1,6 @@
 """What a trainer must do around the update: sampling, evaluation, logging, checkpoints, TRL's own features."""
 
+import inspect
 import json
 import math
 import sys
@@ -431,6 +432,8 @@ def test_an_empty_prompt(tmp_path):
         ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
         ({"items_per_device": 13}, "12 items, fewer than the 13"),
         ({"train_dataset": DatasetDict(train=tiny_items(4))}, r"got `DatasetDict`: choose a split of \['train'\]"),
+        ({"train_dataset": [{"x": "a"}]}, r"got `list`: `Dataset.from_list\(rows\)` makes one"),
+        ({"train_dataset": "org/data"}, r"got `str`: `load_dataset\('org/data', split=...\)` loads one"),
         ({"callbacks": [EarlyStoppingCallback()]}, "needs `eval_strategy` and a `metric_for_best_model`"),
         ({"eval_dataset": tiny_items(4).to_iterable_dataset()}, r"got `IterableDataset`: `Dataset.from_list\("),
     ],
@@ -438,6 +441,22 @@ def test_an_empty_prompt(tmp_path):
 def test_refusals(tmp_path, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
         tiny_trainer(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("callee", "name", "message"),
+    [
+        (MAGRPOTrainer, "model", r"give `team=AgentTeam.from_pretrained\(model, roles\)`"),
+        (MAGRPOTrainer, "reward_funcs", "give `environment=FunctionEnvironment"),
+        (MAGRPOTrainer, "train_data", "did you mean `train_dataset`"),
+        (MAGRPOConfig, "max_new_tokens", "did you mean `max_completion_length`"),
+        (MAGRPOConfig, "num_generation", "did you mean `num_generations`"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_right_one(callee, name, message):
+    with pytest.raises(TypeError, match=rf"{callee.__name__} has no argument `{name}`: {message}"):
+        callee(**{name: "x"})
+    assert "train_dataset" in inspect.signature(MAGRPOTrainer).parameters  # of the class itself
 
 
 def config(**settings):

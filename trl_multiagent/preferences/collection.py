@@ -31,6 +31,7 @@ from trl_multiagent.environments.base import Environment, check_all_act, describ
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
+    check_dataset,
     load_from_hub,
     make_dataset,
     read_file,
@@ -153,8 +154,7 @@ def collect_preferences(
         folder holds another collection, or another program is writing to it. TaskError: the environment failed, see
         [`~environments.base.judge`]. UnavailableError: the endpoint of a comparator gives no answers.
     """
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"`dataset` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
+    check_dataset("dataset", dataset)
     if len(dataset) == 0:
         raise ValueError("`dataset` has no items.")
     if team.roles != tuple(environment.roles):

@@ -23,6 +23,8 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
+from trl_multiagent.environments.dataset_rows import check_dataset
+
 
 CHOSEN_REWARD, REJECTED_REWARD = "chosen_reward", "rejected_reward"
 ITEM_ID, ROUND, CHOSEN_BY, REJECTED_BY = "item_id", "round", "chosen_by", "rejected_by"
@@ -106,8 +108,7 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
         ValueError: The dataset has no rows, its columns do not fit the roles, or a row is malformed. The message names
             the row, counted from 0, and the column.
     """
-    if not isinstance(dataset, Dataset):
-        raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{type(dataset).__name__}`.")
+    check_dataset(name, dataset)
     _check_columns(dataset.column_names, roles, name)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` has no rows.")

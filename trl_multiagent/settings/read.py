@@ -21,7 +21,7 @@ from yaml import YAMLError
 import trl_multiagent
 from trl_multiagent.console import printable
 from trl_multiagent.environments.task import Task
-from trl_multiagent.limits import check_value, short
+from trl_multiagent.limits import TYPED, check_value, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, known_settings
 
@@ -139,6 +139,9 @@ SECRETS = {
 }
 
 
+MOST_SIMILAR = 5  # files of the package that an error names
+
+
 class ConfigError(ValueError):
     """A setting is wrong; the message names it and says what to do, on one line."""
 
@@ -166,17 +169,23 @@ def fail(prog: str, error: Exception | str) -> NoReturn:
 
 def config_file(flag: str, name: str, pattern: str) -> str:
     """
-    Finds a file by its path, or by its name in the package, such as `magrpo_he`. Raises a `ConfigError` that lists
-    these names.
+    Finds a file by its path, or by its name in the package, such as `magrpo_he`. Raises a `ConfigError` that names
+    similar ones.
     """
     path = Path(name)
     if path.is_file():
         return name
+    inside = [*path.glob("*.yaml")]
+    if inside:
+        raise ConfigError(f"{flag} {name!r} is a folder; did you mean `{min(inside)}`?")
     packaged = {path.stem.removesuffix("_config"): path for path in sorted(CONFIGS.glob(pattern))}
-    if name in packaged:
-        return str(packaged[name])
-    similar = suggestion(path.stem, packaged)
-    raise ConfigError(f"{flag} {name!r}: there is no such file{similar} The package has {', '.join(packaged)}.")
+    short_name = path.stem.removesuffix("_config")
+    if short_name in packaged and path.name == name:
+        return str(packaged[short_name])
+    similar = ", ".join(difflib.get_close_matches(short_name, packaged, MOST_SIMILAR, cutoff=0.0))
+    raise ConfigError(
+        f"{flag} {name!r}: there is no such file. The package has {len(packaged)} by name, such as {similar}."
+    )
 
 
 def read_yaml(path: str | None) -> dict[str, Any]:
@@ -401,7 +410,9 @@ def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]
 
 def suggestion(path: str, known: Iterable[str]) -> str:
     """Returns the end of an error message, which suggests the same name in another section, or a similar name."""
-    known, name = list(known), path.rpartition(".")[2]
-    candidates = [other for other in known if other.rpartition(".")[2] == name]
+    known, (section, _, name) = list(known), path.rpartition(".")
+    typed = f"{section}.{TYPED.get(name, name)}".lstrip(".")
+    candidates = [typed] if typed in known and typed != path else []
+    candidates += [other for other in known if other.rpartition(".")[2] == name]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all, or set the `task` that has it."

@@ -2,10 +2,11 @@ from dataclasses import dataclass
 
 from trl import RewardConfig
 
-from trl_multiagent.limits import check_arguments, setting
+from trl_multiagent.limits import check_arguments, explained, setting
 from trl_multiagent.trainers.base.team_config import CommonConfig
 
 
+@explained
 @dataclass
 class JointRewardConfig(CommonConfig, RewardConfig):
     r"""

@@ -16,8 +16,10 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging
 from trl import RewardTrainer
 
+from trl_multiagent.environments.dataset_rows import check_dataset
 from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.fingerprint import describe_dataset
+from trl_multiagent.limits import explained
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
@@ -44,6 +46,7 @@ REPORT_FILE = "held_out.json"
 ANSWERS = ("chosen_ids", "rejected_ids")  # columns of TRL's tokenization
 
 
+@explained
 class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
     """
     Trainer of a joint reward model: a sequence classifier that scores the answers of a whole team. It is trained on
@@ -115,8 +118,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         args = args or JointRewardConfig("joint-reward-model")
         if not isinstance(args, JointRewardConfig):
             raise TypeError(f"`args` is a `{type(args).__name__}`: give a `JointRewardConfig`.")
-        if not isinstance(train_dataset, Dataset):
-            raise TypeError(f"`train_dataset` must be a `datasets.Dataset`, got `{type(train_dataset).__name__}`.")
+        check_dataset("train_dataset", train_dataset)
+        assert train_dataset is not None
         if args.freeze_backbone and peft_config is not None:
             raise ValueError("`freeze_backbone` trains the head alone, so it contradicts `peft_config`: choose one.")
         if roles is None:

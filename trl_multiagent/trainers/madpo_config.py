@@ -3,7 +3,7 @@ from typing import ClassVar
 
 from trl import DPOConfig
 
-from trl_multiagent.limits import check_arguments, setting
+from trl_multiagent.limits import check_arguments, explained, setting
 from trl_multiagent.rollout.options import SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -11,6 +11,7 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 LOSS_TYPES = ("sigmoid", "hinge", "ipo", "sft")
 
 
+@explained
 @dataclass
 class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
     r"""

@@ -19,6 +19,7 @@ from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.limits import explained
 from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import CompletionReader
@@ -54,6 +55,7 @@ TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from
 PairBatch = dict[str, Any]
 
 
+@explained
 class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     """
     Trainer for Multi-Agent Direct Preference Optimization (MADPO): DPO, introduced in [Direct Preference Optimization:

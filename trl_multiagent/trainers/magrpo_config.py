@@ -1,9 +1,10 @@
 from dataclasses import dataclass
 
-from trl_multiagent.limits import setting
+from trl_multiagent.limits import explained, setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
+@explained
 @dataclass
 class MAGRPOConfig(RolloutConfig):
     r"""
@@ -61,6 +62,7 @@ class MAGRPOConfig(RolloutConfig):
             )
 
 
+@explained
 @dataclass
 class MARLOOConfig(MAGRPOConfig):
     """Configuration class for the [`MARLOOTrainer`]: [`MAGRPOConfig`] with `advantage_mode="rloo"`."""
@@ -68,6 +70,7 @@ class MARLOOConfig(MAGRPOConfig):
     advantage_mode: str = setting("Baseline over the group, 'rloo' here.", "rloo", choices=("rloo",))
 
 
+@explained
 @dataclass
 class MAReMaxConfig(MAGRPOConfig):
     """Configuration class for the [`MAReMaxTrainer`]: [`MAGRPOConfig`] with `advantage_mode="max"`."""
@@ -75,6 +78,7 @@ class MAReMaxConfig(MAGRPOConfig):
     advantage_mode: str = setting("Baseline over the group, 'max' here.", "max", choices=("max",))
 
 
+@explained
 @dataclass
 class MAREINFORCEConfig(MAGRPOConfig):
     """Configuration class for the [`MAREINFORCETrainer`]: [`MAGRPOConfig`] with `advantage_mode="raw"`."""

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trl_multiagent.limits import setting
+from trl_multiagent.limits import explained, setting
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -65,6 +65,7 @@ class ActorCriticConfig(RolloutConfig):
             raise ValueError("`handoff` follows one joint action, but a critic needs all: set `num_generations` to 1.")
 
 
+@explained
 @dataclass
 class IACConfig(ActorCriticConfig):
     r"""
@@ -78,6 +79,7 @@ class IACConfig(ActorCriticConfig):
         return list(trained_roles)
 
 
+@explained
 @dataclass
 class MAACConfig(ActorCriticConfig):
     r"""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, DatasetDict, IterableDataset
+from datasets import Dataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
@@ -24,9 +24,11 @@ from trl_multiagent.environments.base import (
     describe_environment,
     scoring,
 )
+from trl_multiagent.environments.dataset_rows import check_dataset
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.limits import explained
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.trace import RolloutCallback
 from trl_multiagent.rollout.tree import Node, Samples, Trees, grow_trees, judge_nodes, play_episodes
@@ -49,6 +51,7 @@ from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 
 
+@explained
 class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
     Base class of the trainers that learn from rollout trees. Each optimizer step samples one batch of trees with the
@@ -519,11 +522,7 @@ def check_inputs(
     args.check_tree_size(len(team.roles))
     datasets = {"train_dataset": [train_dataset], "eval_dataset": eval_datasets(eval_dataset)}
     for name, dataset in ((name, x) for name, found in datasets.items() for x in found):
-        if not isinstance(dataset, Dataset):
-            advice = ": `Dataset.from_list(list(...))` makes one" if isinstance(dataset, IterableDataset) else ""
-            if isinstance(dataset, DatasetDict):
-                advice = f": choose a split of {[*dataset]}"
-            raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{type(dataset).__name__}`{advice}.")
+        check_dataset(name, dataset)
     assert train_dataset is not None
     if len(train_dataset) < args.items_per_device * args.world_size:
         raise ValueError(

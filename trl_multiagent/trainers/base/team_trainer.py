@@ -108,6 +108,13 @@ class TeamTrainerMixin(CommonTrainerMixin):
     `_card_settings`, the contents of the model card.
     """
 
+    in_place_of = {
+        "model": "give `team=AgentTeam.from_pretrained(model, roles)`.",
+        "peft_config": "give `team=AgentTeam.from_pretrained(model, roles, peft_config=...)`.",
+        "processing_class": "the team has a tokenizer for each agent.",
+        "reward_funcs": "give `environment=FunctionEnvironment(prompts, reward_funcs)`, with a prompt for each role.",
+        "tools": "give `environment=tool_workflow(...)`.",
+    }
     team: AgentTeam
     environment: Any = None  # the `Environment` that an evaluation plays
     _card_settings: list[str] = []  # training arguments to show in the model card
