@@ -1,8 +1,10 @@
 import ast
 import dataclasses
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from trl_multiagent.limits import unsupported_by
 
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def test_every_name_can_be_had():
@@ -50,6 +53,34 @@ def test_what_needs_no_torch_does_not_load_it(module):
     assert done.stdout == "set()\n", done.stderr
 
 
+MOST_TOKENS = 70_000  # of the core
+
+
+def test_the_core_can_be_read_in_a_day():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    statement, modules = re.search(r"```python\n(.*?)\n```.*?```text\n(.*?)```", page, re.DOTALL).groups()
+    named = {f"{folder}{name}.py" for folder, *names in map(str.split, modules.splitlines()) for name in names}
+    shown = "print(*[x.__file__ for name, x in sys.modules.items() if name.startswith('trl_multiagent')])"
+    code = f"import sys\n{statement}\n{shown}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    package = ROOT / "trl_multiagent"
+    files = {str(Path(file).relative_to(package)) for file in done.stdout.split() if not file.endswith("__init__.py")}
+    assert files == {name.removeprefix("./") for name in named}
+    assert sum(code_tokens((package / name).read_text()) for name in files) <= MOST_TOKENS
+
+
+def code_tokens(text: str) -> int:
+    """Counts the tokens of a module without comments, docstrings, line breaks and indents."""
+    skipped = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    skipped += (tokenize.ENCODING, tokenize.ENDMARKER)
+    documented = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, DOCUMENTED) and ast.get_docstring(node)
+    ]
+    lines = {k for node in documented for k in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type not in skipped and token.start[0] not in lines for token in tokens)
+
+
 def test_runs_know_no_task_family():
     for path in (Path(trl_multiagent.__file__).parent / "runs").glob("*.py"):
         imported = re.findall(r"^ *(?:from|import) (trl_multiagent\.\S+)", path.read_text(), flags=re.MULTILINE)
@@ -65,7 +96,7 @@ def test_the_names_of_model_files_have_one_home():
 
 def test_every_part_imports_only_parts_of_lower_layers():
     text = (ROOT / "docs" / "architecture.md").read_text()
-    lines = re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    lines = text.split("```text\n")[2].split("```")[0].splitlines()
     layer = {part: number for number, line in enumerate(lines) for part in line.split()}
     for path in (ROOT / "trl_multiagent").rglob("*.py"):
         one = room(".".join(path.relative_to(ROOT).with_suffix("").parts))

@@ -13,13 +13,12 @@ if TYPE_CHECKING:  # what `__getattr__` gives at run time
         Outcome,
         OutOfTurns,
         Prompt,
-        Task,
-        TaskSettings,
         Turn,
         WorkflowEnvironment,
         role_reward,
         workflow,
     )
+    from trl_multiagent.environments.task import Task, TaskSettings
     from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
     from trl_multiagent.team.agent_team import AgentTeam
     from trl_multiagent.team.seat import TeamSeat
@@ -39,9 +38,10 @@ __version__ = "0.1.0"
 quiet_libraries()
 
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
-_ENVIRONMENTS = "Environment FunctionEnvironment JointAction OutOfTurns Outcome Prompt Task TaskSettings Turn".split()
+_ENVIRONMENTS = "Environment FunctionEnvironment JointAction OutOfTurns Outcome Prompt Turn".split()
 _ENVIRONMENTS += "WorkflowEnvironment role_reward workflow".split()
 _PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
+_PATHS |= {name: f"trl_multiagent.environments.task.{name}" for name in ("Task", "TaskSettings")}
 _SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment".split()
 _PATHS |= {name: f"trl_multiagent.rollout.seats.{name}" for name in _SEATS}
 _PATHS |= {"AgentTeam": "trl_multiagent.team.agent_team.AgentTeam", "TeamSeat": "trl_multiagent.team.seat.TeamSeat"}

@@ -7,15 +7,12 @@ from trl_multiagent.environments.base import (
     Prompt,
     Turn,
 )
-from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.function_environment import FunctionEnvironment, role_reward
-from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.workflow import OutOfTurns, WorkflowEnvironment, workflow
 
 
 __all__ = [
-    "CentralizedEnvironment",
     "Environment",
     "EnvironmentWrapper",
     "FunctionEnvironment",
@@ -24,9 +21,7 @@ __all__ = [
     "OutOfTurns",
     "Outcome",
     "Prompt",
-    "Task",
     "TaskError",
-    "TaskSettings",
     "Turn",
     "WorkflowEnvironment",
     "role_reward",

@@ -5,7 +5,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 from accelerate.utils import send_to_device
@@ -44,7 +44,6 @@ from trl_multiagent.team.adapters import (
     reference_name,
     save_adapter,
 )
-from trl_multiagent.team.critics import Critics, critic_key
 from trl_multiagent.team.files import (
     AGENTS_FOLDER,
     SHARED_FOLDER,
@@ -59,6 +58,10 @@ from trl_multiagent.team.files import (
     read_team_file,
     save_model,
 )
+
+
+if TYPE_CHECKING:
+    from trl_multiagent.team.critics import Critics
 
 
 class AgentTeam(nn.Module):
@@ -451,7 +454,7 @@ class AgentTeam(nn.Module):
         declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
         return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
 
-    def add_critics(self, critics: Critics) -> None:
+    def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""
         self.critics = critics
         if self._adapters is not None:
@@ -486,7 +489,7 @@ class AgentTeam(nn.Module):
         if self._adapters is not None:
             self._adapters.activate(role, self._computes_as_reference)
         if critic is not None:
-            cast(Critics, self.critics).activate(critic)
+            cast("Critics", self.critics).activate(critic)
 
     # Modes
 
@@ -626,7 +629,7 @@ class AgentTeam(nn.Module):
 
         Returns:
             `dict` of the agents' outputs by role, or the active agent's output. The dict also holds each critic's
-            values of shape `(num_rows,)`, under [`~team.critics.critic_key`].
+            values of shape `(num_rows,)`, under [`critic_key`].
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
@@ -635,7 +638,7 @@ class AgentTeam(nn.Module):
             with self.activate(role) as agent:
                 outputs[role] = run_agent(agent, self.devices.get(role), **inputs)
         for name, inputs in (critic_inputs or {}).items():
-            critics = cast(Critics, self.critics)
+            critics = cast("Critics", self.critics)
             with self._computing(critics.backbones[name].role, name):
                 outputs[critic_key(name)] = critics.values(name, **inputs)
         return outputs
@@ -761,6 +764,11 @@ def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **in
     if router_weights is not None:
         return forward_with_expert_sums(agent, router_weights, **inputs)
     return run_scored(agent, **inputs) if "places" in inputs else agent(**inputs)
+
+
+def critic_key(critic: str) -> str:
+    """Returns the key of a critic in the team's outputs. Names of agents contain no slash."""
+    return f"critics/{critic}"
 
 
 def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> tuple[list[dict], bool]:

@@ -48,11 +48,6 @@ HEAD_FILE = "value_head.safetensors"
 SHARE_OF_BATCH = 0.1  # of the newest batch in the running means
 
 
-def critic_key(critic: str) -> str:
-    """Returns the key of a critic in the team's outputs. Names of agents contain no slash."""
-    return f"critics/{critic}"
-
-
 @dataclass
 class Scale:
     """

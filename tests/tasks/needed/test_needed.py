@@ -12,8 +12,9 @@ from statistics import fmean
 
 import pytest
 
-from trl_multiagent.environments import FunctionEnvironment, TaskError, TaskSettings, Turn
+from trl_multiagent.environments import FunctionEnvironment, TaskError, Turn
 from trl_multiagent.environments.base import Outcome
+from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.evaluation.players import MessageAblation, partners_of
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe

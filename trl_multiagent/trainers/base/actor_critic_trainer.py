@@ -18,8 +18,8 @@ from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
 from trl_multiagent.rollout.tree import Node, Trees, acting
-from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import Critics, CriticSettings, Scale, critic_key, make_critics
+from trl_multiagent.team.agent_team import AgentTeam, critic_key
+from trl_multiagent.team.critics import Critics, CriticSettings, Scale, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Advantages, Batch, CriticTensors, critic_inputs
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
