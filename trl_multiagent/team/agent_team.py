@@ -19,7 +19,6 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
-from trl_multiagent.models.gguf import gguf_file_of
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import (
@@ -334,6 +333,8 @@ class AgentTeam(nn.Module):
 
     def summary(self) -> list[dict[str, Any]]:
         """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
+        from trl_multiagent.models.gguf import gguf_file_of
+
         sampler = TeamSampler(self, cast(Any, None))
         agents = []
         for role, agent in self.agents.items():

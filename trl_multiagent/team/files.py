@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
-from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.pretrained import find_file, hub_arguments, load_model, seeded
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
@@ -158,6 +157,8 @@ def form_of_sources(
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     """Loads an agent's tokenizer, which pads and truncates on the left. Raises `ValueError` if it has no end token."""
+    from trl_multiagent.models.gguf import converted
+
     source = converted(source, **hub_arguments(hub), weights=False)
     # With `mistral-common`, Mistral's would be another class, whose methods differ
     kwargs = {"mistral_format": False, **hub}

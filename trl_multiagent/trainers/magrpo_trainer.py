@@ -2,7 +2,6 @@ import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.rollout.credit import add_counterfactuals
 from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
 from trl_multiagent.trainers.base.batch import Advantages, AgentTensors, Row
 from trl_multiagent.trainers.base.metrics import totals_of_all
@@ -103,6 +102,8 @@ class MAGRPOTrainer(RolloutTrainer):
         """Scores counterfactual joint actions, see `credit`."""
         if self.args.credit is None:
             return
+        from trl_multiagent.rollout.credit import add_counterfactuals
+
         context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
         arguments = (self.environment, self.team.trained_roles, self.args.credit, self._process_reward)
         with fail_together(self.accelerator), self.observer.timed("reward"):
