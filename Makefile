@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 # A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
-PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rs
 CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
 
 # Demo and tests use no network: what a library would look up, it has to do without
@@ -43,9 +43,9 @@ demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
 demo-real: setup  ## Train two copies of a real language model to tell each other something (downloads 93 MB; 3 to 6 minutes)
 	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python recipes/real/demo.py $(ARGS)
 
-# Only the tests need DeepSpeed, which takes its time to install and to import, bitsandbytes, the clients of endpoints, games, puzzles, and the site
+# Only the tests need DeepSpeed, which takes its time to install and to import, and all other optional parts but vLLM and torchao
 $(VENV)/.extras: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,docs,endpoints,games,puzzles,quantization]"
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev,deepspeed,docs,endpoints,games,gguf,openenv,puzzles,quantization]"
 	@touch $@
 
 test: $(VENV)/.extras  ## Run the tests

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import tokenize
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from transformers import HfArgumentParser
 from trl import TrlParser
 
@@ -79,6 +81,30 @@ def code_tokens(text: str) -> int:
     lines = {k for node in documented for k in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type not in skipped and token.start[0] not in lines for token in tokens)
+
+
+def test_no_test_is_skipped_everywhere():
+    reasons = set()
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+            if name in ("skip", "importorskip"):
+                reason = node.args[0]
+            elif name == "skipif":
+                (reason,) = [keyword.value for keyword in node.keywords if keyword.arg == "reason"]
+            else:
+                continue
+            reasons.add((reason.values[0] if isinstance(reason, ast.JoinedStr) else reason).value)
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## What is skipped")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|$", text, flags=re.MULTILINE)
+    listed = {one or other for row, _ in rows for one, other in re.findall(r"``(.+?)``(?!`)|`([^`]+)`", row)}
+    assert reasons == listed
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
+    assert all(job.startswith("none: ") or job.split("`")[1] in jobs for _, job in rows)
+    extras = re.search(r"-e \"\.\[(.*openenv.*)\]\"", (ROOT / "Makefile").read_text())[1].split(",")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    by_hand = {"rounding", "vllm", "tensorboard", "trackio", "wandb"}
+    assert {*extras} == project["optional-dependencies"].keys() - by_hand
 
 
 def test_runs_know_no_task_family():
