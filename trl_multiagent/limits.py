@@ -320,3 +320,21 @@ def _describe(error: ValidationError, value: Any) -> str:
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
     return f"is {short(first['input'])}{where}; it must {text}."
+
+
+def check_dataset(name: str, value: Any) -> None:
+    """Raises a `TypeError` that says how to make a `datasets.Dataset` of a value, unless it is one."""
+    from datasets import Dataset
+
+    if isinstance(value, Dataset):
+        return
+    advice = {
+        "list": ": `Dataset.from_list(rows)` makes one",
+        "dict": ": `Dataset.from_dict(columns)` makes one",
+        "str": f": `load_dataset({value!r}, split=...)` loads one",
+        "DataFrame": ": `Dataset.from_pandas(frame)` makes one",
+        "IterableDataset": ": `Dataset.from_list(list(...))` makes one",
+        "DatasetDict": f": choose a split of {[*value] if isinstance(value, dict) else ''}",
+    }
+    kind = type(value).__name__
+    raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{kind}`{advice.get(kind, '')}.")

@@ -31,7 +31,6 @@ from trl_multiagent.environments.base import Environment, check_all_act, describ
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
-    check_dataset,
     load_from_hub,
     make_dataset,
     read_file,
@@ -51,6 +50,7 @@ from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
 from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
+from trl_multiagent.limits import check_dataset
 from trl_multiagent.models.chat_markers import marker_pattern
 from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler

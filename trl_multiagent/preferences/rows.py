@@ -23,7 +23,7 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
-from trl_multiagent.environments.dataset_rows import check_dataset
+from trl_multiagent.limits import check_dataset
 
 
 CHOSEN_REWARD, REJECTED_REWARD = "chosen_reward", "rejected_reward"

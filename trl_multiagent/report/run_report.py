@@ -29,8 +29,8 @@ from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
 from trl_multiagent.report.trace_files import TRACE_FOLDER, TraceFiles, remove_after, trace_files
-from trl_multiagent.rollout.trace import RolloutCallback, TraceRow, item_id
-from trl_multiagent.rollout.tree import Trees
+from trl_multiagent.rollout.trace import TraceRow, item_id
+from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
 
 logger = logging.get_logger(__name__)

@@ -11,8 +11,8 @@ from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerStat
 from trl.trainer.utils import print_prompt_completions_sample
 
 from trl_multiagent.console import printable
-from trl_multiagent.rollout.trace import RolloutCallback, TraceRow, roles_of
-from trl_multiagent.rollout.tree import Trees
+from trl_multiagent.rollout.trace import TraceRow, roles_of
+from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
 
 NUM_PRINTED = 3  # joint actions

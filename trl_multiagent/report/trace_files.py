@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from trl_multiagent.folders import naming
-from trl_multiagent.rollout.trace import RolloutCallback, TraceRow
-from trl_multiagent.rollout.tree import Trees
+from trl_multiagent.rollout.trace import TraceRow
+from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
 
 TRACE_FOLDER = "trace"

@@ -20,10 +20,8 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-from transformers import TrainerCallback
 
 from trl_multiagent.environments.base import ID_COLUMNS, Prompt
 from trl_multiagent.rollout.tree import Trees
@@ -34,19 +32,6 @@ if TYPE_CHECKING:
 
 
 TraceRow = dict[str, Any]
-
-
-class RolloutCallback(TrainerCallback):
-    """A callback of a trainer that learns from rollout trees, which reads the trees of its process."""
-
-    def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
-        """
-        Reads a batch of trees, in training or in an evaluation. `split` is a column of the rows, which `rows` makes
-        when they are first asked for.
-        """
-
-    def on_checkpoint(self) -> None:
-        """Writes what it has read, before a checkpoint is complete. A run that resumes there does not repeat it."""
 
 
 def trace_rows(

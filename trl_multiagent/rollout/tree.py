@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers import TrainerCallback
+
 from trl_multiagent.environments.base import (
     Environment,
     History,
@@ -452,3 +454,16 @@ def _returns(node: Node, role: str | None, discount: float) -> list[float]:
     for joint_action, child in node.children.items():
         returns[joint_action] += discount * mean_of_known(child.returns_of(role))
     return returns
+
+
+class RolloutCallback(TrainerCallback):
+    """A callback of a trainer that learns from rollout trees, which reads the trees of its process."""
+
+    def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[dict]]) -> None:
+        """
+        Reads a batch of trees, in training or in an evaluation. `rows` makes their rows when it is first called, see
+        [`rollout.trace`]; `split` is a column of them.
+        """
+
+    def on_checkpoint(self) -> None:
+        """Writes what it has read, before a checkpoint is complete. A run that resumes there does not repeat it."""

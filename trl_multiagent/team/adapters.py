@@ -24,7 +24,6 @@ from trl.trainer.utils import get_config_model_id
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
@@ -123,6 +122,8 @@ def load_adapters(
     agent in `peft_configs` is its base, and it gets a fresh adapter; any other source is an adapter. The seed decides
     the weights that no file contains.
     """
+    from trl_multiagent.models.packaged import load_as_published, packaged
+
     hub = hub_arguments(model_init_kwargs)
     # ZeRO-3 gathers parameters together, so all must have the same data type
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
-from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.pretrained import find_file, hub_arguments, load_model, seeded
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
@@ -104,6 +103,8 @@ def find_sources(
     Raises:
         ValueError: the roles are missing, or do not fit the saved team or the number of models.
     """
+    from trl_multiagent.models.packaged import packaged
+
     if isinstance(name, str | Path):
         name = packaged(str(name))
         if find_file(name, TEAM_FILE, **hub, required=roles is None) is not None:
@@ -175,6 +176,8 @@ def load_models(
     sources: dict[str, str], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
 ) -> dict[str, PreTrainedModel]:
     """Loads agents without adapters. The seed decides the weights that no file contains."""
+    from trl_multiagent.models.packaged import load_as_published
+
     models: dict[str, PreTrainedModel] = {}
     for role, source in sources.items():
         if share_weights and models:

@@ -16,10 +16,9 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import logging
 from trl import RewardTrainer
 
-from trl_multiagent.environments.dataset_rows import check_dataset
 from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.fingerprint import describe_dataset
-from trl_multiagent.limits import explained
+from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32

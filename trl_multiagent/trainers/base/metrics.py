@@ -20,7 +20,6 @@ from transformers.integrations.integration_utils import rewrite_logs
 from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
 from trl_multiagent.trainers.base.batch import Advantages
 
@@ -250,9 +249,15 @@ class Observer:
             trainer.generated_tokens += totals.sums["generated_tokens"]
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
-        split, process = "train" if training else trainer._eval_prefix, trainer.accelerator.process_index
-        names = {"step": trainer.state.global_step + training, "split": split, "process": process}
-        rows = functools.cache(lambda: trace_rows(turns, trainer.environment.roles, advantages, **names))
+        split = "train" if training else trainer._eval_prefix
+
+        @functools.cache
+        def rows() -> list[dict[str, Any]]:
+            from trl_multiagent.rollout.trace import trace_rows
+
+            step, process = trainer.state.global_step + training, trainer.accelerator.process_index
+            return trace_rows(turns, trainer.environment.roles, advantages, step=step, split=split, process=process)
+
         for callback in trainer.rollout_callbacks:
             callback.on_rollout(trainer.args, trainer.state, split, turns, rows)
 

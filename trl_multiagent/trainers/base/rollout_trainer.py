@@ -24,14 +24,12 @@ from trl_multiagent.environments.base import (
     describe_environment,
     scoring,
 )
-from trl_multiagent.environments.dataset_rows import check_dataset
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.limits import explained
+from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
-from trl_multiagent.rollout.trace import RolloutCallback
-from trl_multiagent.rollout.tree import Node, Samples, Trees, grow_trees, judge_nodes, play_episodes
+from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
     Advantages,
