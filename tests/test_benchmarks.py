@@ -18,6 +18,7 @@ TABLES = {
     "comlrl.steps": "generate calls",
     "engine.gpu": "lora, transformers' loop, T = 2",
     "engine.grouped": "sampling  ",
+    "engine.launches": "trl_multiagent, lora, 2 agents",
     "engine.packed": "T = 1 ",
     "engine.parts": "sampling, ",
     "learning.actor_critic": "demo, ",
