@@ -421,7 +421,8 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * text.intermediate_size
     sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
     rows_of_step = args.items_per_device * args.rows_per_item
-    scored = min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length  # of one agent
+    # Of the agents that share a forward
+    scored = size.joint * min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length
     rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
     tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, args.completions_per_node)
     with_critics = tokens
@@ -446,6 +447,7 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
         "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
         # DeepSpeed fetches several weights as one tensor and copies them from it
+        "stacked adapters": number * size.adapters if size.joint > 1 and not copies else 0.0,
         "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
         "gradients not yet split": max(whole, gradients * (stage == 2)) if stage >= 2 else 0.0,
         "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
