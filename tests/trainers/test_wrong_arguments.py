@@ -14,8 +14,9 @@ from trl_multiagent import (
     MAGRPOTrainer,
     MARLOOTrainer,
 )
+from trl_multiagent.trainers.base import team_trainer
 
-from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team
+from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,21 @@ def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
         MARLOOTrainer(tiny_team(), tiny_environment(), MAGRPOConfig(tmp_path, use_cpu=True))
     with pytest.raises(TypeError, match="`args` is a `RewardConfig`: give a `JointRewardConfig`"):
         JointRewardTrainer("model", RewardConfig(tmp_path, use_cpu=True, bf16=False))
+
+
+def test_attention_without_masks_says_what_it_costs(tmp_path, caplog):
+    team = tiny_team()
+    team.agents["aux"].config._attn_implementation = "flash_attention_2"
+    tiny_trainer(tmp_path, team)
+    (line,) = [message for message in caplog.messages if "takes no masks" in message]
+    assert "'flash_attention_2'" in line and "'sdpa'" in line
+
+
+def test_kernels_of_liger_leave_the_loss_alone(tmp_path, monkeypatch):
+    patched = []
+    monkeypatch.setattr(team_trainer, "apply_liger_kernel", lambda model, config: patched.append((model, config)))
+    trainer = tiny_trainer(tmp_path, use_liger_kernel=True, liger_kernel_config={"swiglu": False})
+    trainer.train()
+    assert [model for model, _ in patched] == trainer.team.base_models
+    assert patched[0][1] == {"swiglu": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
+    assert trainer.args.use_liger_kernel

@@ -124,7 +124,7 @@ class TeamConfig(CommonConfig):
     unsupported: ClassVar[tuple[str, ...]] = (
         *"""
             model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
-            neftune_noise_alpha optim_target_modules use_liger_kernel liger_kernel_config sync_ref_model
+            neftune_noise_alpha optim_target_modules sync_ref_model
             ref_model_mixup_alpha ref_model_sync_steps pad_to_multiple_of
             off_policy_mask_threshold steps_per_generation generation_batch_size
             sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg

@@ -25,7 +25,9 @@ from transformers.integrations import (
     is_deepspeed_zero3_enabled,
     unset_hf_deepspeed_config,
 )
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput
+from transformers.integrations.liger import apply_liger_kernel
+from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput, TrainOutput
+from transformers.utils import logging
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import add_fused_lm_head
@@ -37,6 +39,7 @@ from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
@@ -44,6 +47,11 @@ from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
 from trl_multiagent.trainers.base.metrics import RolloutTotals, tracker_names
 from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
+
+
+logger = logging.get_logger(__name__)
+
+BUCKETS = 20  # reductions of the gradients in a step under DeepSpeed
 
 
 class CommonTrainerMixin(CheckpointMixin):
@@ -172,10 +180,21 @@ class TeamTrainerMixin(CommonTrainerMixin):
                     "`peft_config`."
                 )
         team.uses_dropout = not args.disable_dropout
+        for model in team.base_models:
+            if model._supports_attention_backend and not takes_masks(model):
+                logger.warning(
+                    f"`attn_implementation` {model.config._attn_implementation!r} takes no masks: the update computes "
+                    "shared prompts once for each completion, and no CUDA graph samples tokens. 'sdpa' does both."
+                )
+            if args.use_liger_kernel:  # its norms, rotary embeddings and activations, but not its losses
+                own = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+                apply_liger_kernel(model, {**(args.liger_kernel_config or {}), **own})
         if args.deepspeed_plugin is not None:
-            # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
-            # buffer of one gigabyte, which is more than the shards of a small team
-            args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
+            # DeepSpeed's own default, 5e8 gradients, needs a buffer of one gigabyte, more than the shards of a
+            # small team. transformers' "auto" is the hidden size squared: hundreds of small reductions
+            trained = sum(getattr(x, "ds_numel", x.numel()) for x in team.parameters() if x.requires_grad)
+            zero = args.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero.setdefault("reduce_bucket_size", min(500_000_000, max(500_000, trained // BUCKETS)))
         if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
@@ -197,6 +216,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
         self.add_callback(RunReport(self._name, functools.partial(team_facts, self)))
         show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        # Trainer applies these kernels to a single model. The agents have them already
+        with temporarily_set(self.args, use_liger_kernel=False):
+            return super().train(*args, **kwargs)
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -523,6 +547,7 @@ class TrainerGenerator(TransformersGenerator):
             # different numbers of calls
             error_barrier(trainer.accelerator)
         with (
+            trainer.accelerator.autocast(),
             super().computing(roles) as sampling,
             self._gathering(roles),
             unwrap_model_for_generation(
@@ -532,7 +557,6 @@ class TrainerGenerator(TransformersGenerator):
                 generation_kwargs=self.arguments,
                 gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
             ),
-            trainer.accelerator.autocast(),
         ):
             yield sampling
 
