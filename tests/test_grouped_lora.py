@@ -11,6 +11,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
 from trl_multiagent.rollout.tree import Node
 
+from forwards import gradients, inputs_of
 from tiny import byte_tokenizer, team_of, tiny_llama
 
 
@@ -108,3 +109,21 @@ def test_references_sample():
     assert generator.generate(turn) != initial
     with team.as_reference():
         assert generator.generate(turn) == initial
+
+
+ROWS = {"packed": [[65, 66, 67, 68, 69]], "padded": [[65, 66, 67], [70, 71, 72, 73]]}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", TEAMS)
+def test_gradients(name, rows):
+    """An update of agents on one base takes one forward, and has the gradients of each agent alone."""
+    team = TEAMS[name][0]()
+    inputs = inputs_of(team, dict.fromkeys(team.roles, ROWS[rows]))
+    assert len(team._forwards(inputs)) == TEAMS[name][1]
+    together = gradients(team, inputs)
+    alone = TEAMS[name][0]()
+    with mock.patch.object(alone, "_forwards", lambda inputs: [[role] for role in inputs]):
+        expected = gradients(alone, inputs)
+    for x, y in zip(together, expected, strict=True):
+        assert torch.allclose(x, y, rtol=1e-4, atol=1e-5 * max(1.0, y.abs().max()))

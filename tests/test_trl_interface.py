@@ -98,7 +98,7 @@ CALLED = {
 NAMES = {
     argparse.ArgumentParser: "_actions",
     AcceleratorState: "_reset_state",
-    BaseTunerLayer: "_active_adapter _disable_adapters",
+    BaseTunerLayer: "_active_adapter _disable_adapters cast_input_dtype_enabled",
     DPOTrainer: "precompute_ref_logps ref_model _tokenizer _metrics _total_train_tokens",
     GenerationMixin: "_supports_default_dynamic_cache",
     GradientCheckpointingLayer: "_gradient_checkpointing_func",

@@ -80,7 +80,7 @@ def update_by_hand(trainer, before, num_generations):
             if j is not None:
                 ids += node.samples[critic].completion_ids[node.indices[j][[*node.prompts].index(critic)]]
         critics = before.critics
-        with before._computing(critics.backbones[critic].role, critic):
+        with before.activate(critics.backbones[critic].role, critic):
             model = critics.backbones[critic].model
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
             hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0, -1]

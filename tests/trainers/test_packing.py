@@ -6,7 +6,7 @@ import pytest
 import torch
 from trl.trainer.utils import add_fused_lm_head
 
-from trl_multiagent.models.packing import MAX_ROW_LENGTH, can_pack, divide, pack
+from trl_multiagent.models.packing import MAX_ROW_LENGTH, can_pack, divide, mask_of, pack
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.team.agent_team import run_agent
 from trl_multiagent.trainers.base.batch import Row, agent_tensors, forward_inputs
@@ -82,6 +82,13 @@ def test_rows_compute_what_they_have_in_common_once(name, tree, checkpointing):
     (outputs.log_probs.sum(dim=1) * tensors.advantages).sum().backward()
     for key, x in model.named_parameters():
         assert torch.allclose(x.grad, gradients[key], atol=1e-4), key
+
+
+def test_a_mask_is_not_copied():
+    """Attention on a GPU copies masks whose rows do not begin at multiples of 8 numbers."""
+    packed = pack([[*ROOT, 20, 21], [*ROOT, 22, 23]], [4, 4], 2, 32)
+    mask = mask_of(packed["readers"], packed["position_ids"], torch.float32)
+    assert mask.size(-1) % 8 != 0 and all(stride % 8 == 0 for stride in mask.stride()[:-1])
 
 
 def test_masked_completions_cost_nothing():

@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 from trl_multiagent import AgentTeam
 
 from by_hand import CHECKPOINTING, distance, one_update, reference_gradients
-from tiny import team_of, tiny_team, tiny_trainer
+from tiny import team_of, tiny_trainer
 
 
 # Recomputation matters where agents share layers
@@ -138,6 +138,7 @@ def test_the_seed_decides_the_result(tmp_path, tiny_model, start):
 
 
 def test_recomputing_with_the_wrong_adapter_changes_the_gradient(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(tiny_team()), "_checkpointing", lambda self, layer, checkpoint: checkpoint)
+    monkeypatch.setattr(AgentTeam, "_checkpointing", lambda self, layer, checkpoint: checkpoint)
+    monkeypatch.setattr(AgentTeam, "_forwards", lambda self, inputs: [[role] for role in inputs])
     gradients, trainer, before = one_update(tmp_path, team_of("lora"), **CHECKPOINTING["recomputed"])
     assert distance(gradients, reference_gradients(trainer._turns, before)) > 1e-2

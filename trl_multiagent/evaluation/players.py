@@ -179,8 +179,8 @@ class MixedTeam:
     def joinable(self) -> dict[str, str]:
         return {}
 
-    def sampling(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
-        return self.sources[roles[0]].sampling(roles)
+    def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
+        return self.sources[roles[0]].together(roles)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

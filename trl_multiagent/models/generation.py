@@ -128,7 +128,7 @@ def _generate(
     if mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         cache = None
         if group is not None:
-            group.rows = numbers
+            group.set_rows(numbers)
         if can_continue_cache(model) and not config.cache_implementation:
             room = (
                 -(-(length + config.max_new_tokens) // 16) * 16
@@ -137,7 +137,7 @@ def _generate(
         rngs = [np.random.default_rng(seed) for prompt_seeds in seeds for seed in prompt_seeds]
         drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:
-            group.rows = row_agents
+            group.set_rows(row_agents)
         loop = SamplingLoop(attention_mask[owners], drawn, ends, row_agents, group, ending, cache, **inputs)
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:

@@ -7,13 +7,15 @@ agent's rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel
 from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
 from torch import nn
 from torch.nn.functional import linear
+
+from trl_multiagent.models.shared_prompts import product_dtype
 
 
 def can_group(model: PeftModel, adapter: str) -> bool:
@@ -36,46 +38,66 @@ def can_group(model: PeftModel, adapter: str) -> bool:
     return True
 
 
-@dataclass
+@dataclass(eq=False)
 class Stacked:
     """
-    Computes rows of several adapters, in any order, for sampling, where weights do not change. A layer's weights are
-    stacked once. So it adds two products for any number of adapters: with all A, where a row keeps only the part of
-    its own adapter, and with all B. A name without an adapter stands for the base alone. Before a forward, the caller
-    sets `rows`: the position of each row's adapter in `adapters`.
+    Computes rows of several adapters, in any order. It adds two products to a layer for any number of adapters: with
+    all A, where a row keeps only the part of its own adapter, and with all B. A name without an adapter stands for the
+    base alone. Before a forward, the caller sets the rows. In sampling, where weights do not change, those of a layer
+    are stacked once.
     """
 
     adapters: Sequence[str]
     rows: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    weights: dict[LoraLayer, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    weights: dict[LoraLayer, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    columns: dict[Any, torch.Tensor] = field(default_factory=dict)  # see `_columns`
+
+    def set_rows(self, rows: torch.Tensor) -> None:
+        """`rows`: for each row of the next forwards, the position of its adapter in `adapters`."""
+        self.rows, self.columns = rows, {}
 
     def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """Adds the outputs of the adapters to the result of a layer's base."""
         if layer.lora_A.keys().isdisjoint(self.adapters):
             return result
-        if layer not in self.weights:
-            self.weights[layer] = stack(layer, self.adapters)
-        all_a, all_b, scales = self.weights[layer]
+        if torch.is_grad_enabled():
+            all_a, all_b = self.stack(layer)
+        else:
+            if layer not in self.weights:
+                self.weights[layer] = self.stack(layer)
+            all_a, all_b = self.weights[layer]
         x = x.reshape(len(self.rows), -1, x.size(-1)).to(all_a.dtype)  # some models merge rows and tokens
-        added = linear(linear(x, all_a) * scales[self.rows], all_b)
-        return (result + added.view_as(result)).to(result.dtype)
+        own = linear(x, all_a)
+        if len(self.adapters) > 1:
+            own = own * self._columns(layer, all_a.dtype)
+        # One product with an addition, of which the sum is rounded once
+        added = torch.addmm(result.reshape(-1, result.size(-1)).to(all_b.dtype), own.flatten(0, 1), all_b.t())
+        return added.view_as(result).to(result.dtype)
 
+    def stack(self, layer: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, and their scaled weights
+        B, of shape `(outputs, sum of ranks)`. Under autocast, they have the type of its products.
+        """
+        present = [adapter for adapter in self.adapters if adapter in layer.lora_A]
+        all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
+        all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
+        dtype = product_dtype(all_a)
+        return all_a.to(dtype), (all_b * self._columns(layer, None)).to(dtype)
 
-@torch.no_grad()
-def stack(layer: LoraLayer, adapters: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """
-    Returns the weights A of all adapters of a layer, of shape `(sum of ranks, inputs)`, the weights B, of shape
-    `(outputs, sum of ranks)`, and the factors between them, of shape `(num_adapters, 1, sum of ranks)`: for each
-    adapter, its scaling at its own ranks and 0 elsewhere. Under autocast, the weights have the type of its products.
-    """
-    present = [adapter for adapter in adapters if adapter in layer.lora_A]
-    all_a = torch.cat([layer.lora_A[adapter].weight for adapter in present])
-    all_b = torch.cat([layer.lora_B[adapter].weight for adapter in present], dim=1)
-    factors, start = all_a.new_zeros(len(adapters), 1, len(all_a)), 0
-    if torch.is_autocast_enabled(all_a.device.type):
-        dtype = torch.get_autocast_dtype(all_a.device.type)
-        all_a, all_b = all_a.to(dtype), all_b.to(dtype)
-    for adapter in present:
-        end = start + len(layer.lora_A[adapter].weight)
-        factors[list(adapters).index(adapter), :, start:end] = layer.scaling[adapter]
-        start = end
-    return all_a, all_b, factors
+    def _columns(self, layer: LoraLayer, dtype: torch.dtype | None) -> torch.Tensor:
+        """
+        Returns numbers for the ranks of all adapters of a layer: with a `dtype`, for each row 1 at the ranks of its
+        own adapter and 0 elsewhere, of shape `(num_rows, 1, sum of ranks)`; without, the scaling of each rank. Layers
+        with the same ranks share them.
+        """
+        adapters = enumerate(self.adapters)
+        ranks = tuple((k, layer.r[x], layer.scaling[x]) for k, x in adapters if x in layer.lora_A)
+        if (ranks, dtype) not in self.columns:
+            owners, scales = zip(*((k, scaling) for k, rank, scaling in ranks for _ in range(rank)), strict=True)
+            if dtype is None:
+                self.columns[ranks, dtype] = torch.tensor(scales, device=self.rows.device)
+            else:
+                own = self.rows[:, None, None] == torch.tensor(owners, device=self.rows.device)
+                self.columns[ranks, dtype] = own.to(dtype)
+        return self.columns[ranks, dtype]

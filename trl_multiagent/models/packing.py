@@ -7,23 +7,28 @@ and positions count from the start of that sequence. This needs no cache of keys
 activation checkpointing.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
 
-from trl_multiagent.models.shared_prompts import can_continue_cache, takes_masks
+from trl_multiagent.models.shared_prompts import can_continue_cache, product_dtype, takes_masks
 
 
 MAX_ROW_LENGTH = 4096  # the mask of a row has the square of its length
 MOST_LEFT = 0.95  # packing pays if it leaves at most this share of the positions of padded sequences
 # Attention in a row of this many times the hidden size takes as long as the rest of a layer
 ATTENTION_FACTOR = 4
+MASK_ALIGNMENT = 8  # kernels of attention copy a mask, in every layer, whose rows lie at other distances in memory
+# What fills the rows of agents that share a forward with longer ones. Padding belongs to no sequence
+PADDING = {"input_ids": 0, "attention_mask": 0, "position_ids": 0, "readers": -1}
 
 
 @dataclass
@@ -180,37 +185,42 @@ def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]
 
 
 def mask_of(readers: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the mask of packed rows, which attention adds to its scores."""
+    """Returns the mask of packed rows, which attention adds to its scores. `dtype`: that of the model."""
     first, last = readers.unbind(dim=-1)
     # A token sees the tokens up to its position that are in the first sequence that contains it
     query, key = first.unsqueeze(2), first.unsqueeze(1)
     visible = (key <= query) & (query <= last.unsqueeze(1)) & (positions.unsqueeze(1) <= positions.unsqueeze(2))
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, -torch.inf)[:, None]
+    length = visible.size(-1)
+    room = -(-length // MASK_ALIGNMENT) * MASK_ALIGNMENT
+    dtype = product_dtype(visible, dtype)
+    mask = torch.zeros(*visible.shape[:-1], room, dtype=dtype, device=visible.device)[..., :length]
+    return mask.masked_fill_(~visible, -torch.inf)[:, None]
 
 
-def run_scored(
-    model: PreTrainedModel,
-    places: torch.Tensor,
-    predicting: torch.Tensor,
-    readers: torch.Tensor | None = None,
-    **inputs: Any,
-) -> ModelOutput:
+def run_scored(model: PreTrainedModel, *agents: dict[str, Any]) -> list[ModelOutput]:
     """
-    Runs a forward whose head sees only the places that predict a completion's token, each once.
+    Runs one forward of the rows of one or several agents. Its head sees only the places that predict a completion's
+    token, each once.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The model, with TRL's fused head.
-        places (`torch.Tensor` of shape `(num_sequences, completion_length)`):
-            For each token of a completion, the number of the place that predicts it; -1 for padding.
-        predicting (`torch.Tensor`): These places in the flattened rows.
-        readers (`torch.Tensor` of shape `(num_packed_rows, length, 2)`, *optional*):
-            For packed rows, see [`can_pack`]: the numbers of the first and the last sequence that contain a token.
-        **inputs: Further arguments of the forward, such as `input_ids` and `position_ids`, and the `shift_labels` of
-            the places.
+        *agents (`dict[str, Any]`): The arguments of each agent, which all have the same names:
+
+            - `places` (`torch.Tensor` of shape `(num_sequences, completion_length)`): For each token of a completion,
+              the number of the place that predicts it; -1 for padding.
+            - `predicting` (`torch.Tensor`): These places in the flattened rows.
+            - `readers` (`torch.Tensor` of shape `(num_packed_rows, length, 2)`, *optional*): For packed rows, see
+              [`can_pack`]: the numbers of the first and the last sequence that contain a token.
+            - further arguments of the forward, such as `input_ids` and `position_ids`, and the `shift_labels` of the
+              places.
 
     Returns:
-        `ModelOutput`: `log_probs` and the head's other fields have the shape of `places`, and are 0 at padding.
+        `list[ModelOutput]`: For each agent, an output in which `log_probs` and the head's other fields have the shape
+        of its `places`, and are 0 at padding.
     """
+    inputs, predicting = joined(agents) if len(agents) > 1 else ({**agents[0]}, agents[0]["predicting"])
+    del inputs["places"], inputs["predicting"]
+    readers = inputs.pop("readers", None)
     if readers is not None:
         inputs["attention_mask"] = mask_of(readers, inputs["position_ids"], model.dtype)
 
@@ -219,10 +229,34 @@ def run_scored(
 
     with model.base_model.register_forward_hook(choose):
         outputs = model(**inputs)
-    for name in ("log_probs", "entropy", "mean_logits", "is_top1"):
-        if name in outputs:
-            outputs[name] = outputs[name][0][places].masked_fill(places < 0, 0.0)
-    return outputs
+    numbers = [len(x["predicting"]) for x in agents]
+    fields = [name for name in ("log_probs", "entropy", "mean_logits", "is_top1") if name in outputs]
+    split = {name: outputs[name][0].split(numbers) for name in fields}
+    return [
+        dataclasses.replace(
+            cast(Any, outputs),
+            **{name: x[k][own["places"]].masked_fill(own["places"] < 0, 0.0) for name, x in split.items()},
+        )
+        for k, own in enumerate(agents)
+    ]
+
+
+def joined(agents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tensor]:
+    """Returns the arguments of one forward of several agents' rows, padded on the right, and all places that count."""
+    inputs, places, start = {**agents[0]}, [], 0
+    width = max(x["input_ids"].size(1) for x in agents)
+    for x in agents:
+        rows, length = x["input_ids"].shape
+        own = x["predicting"]
+        places.append(start * width + own + own // length * (width - length))
+        start += rows
+    for name, value in PADDING.items():
+        if name in inputs:
+            missing = [(width - x["input_ids"].size(1)) for x in agents]
+            sides = [(0, 0, 0, n) if x[name].dim() == 3 else (0, n) for x, n in zip(agents, missing, strict=True)]
+            inputs[name] = torch.cat([pad(x[name], side, value=value) for x, side in zip(agents, sides, strict=True)])
+    inputs["shift_labels"] = torch.cat([x["shift_labels"] for x in agents], dim=1)
+    return inputs, torch.cat(places)
 
 
 def run_ends(

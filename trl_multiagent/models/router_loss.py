@@ -64,7 +64,7 @@ def forward_with_expert_sums(
         model.base_model.register_forward_hook(collect),
     ]
     try:
-        outputs = run_scored(model, **inputs)
+        (outputs,) = run_scored(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()

@@ -32,7 +32,7 @@ from transformers.utils import logging
 
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.reasoning import CompletionReader
-from trl_multiagent.models.shared_prompts import RoomyLayer, keep_rows, takes_masks
+from trl_multiagent.models.shared_prompts import RoomyLayer, keep_rows, product_dtype, takes_masks
 
 
 logger = logging.get_logger(__name__)
@@ -261,6 +261,8 @@ class GrowingToken:
 
     def renew(self) -> None:
         """Follows a change of the rows."""
+        if self.loop.group is not None:
+            self.loop.group.set_rows(self.rows.agents)
         if self.padded:
             self.mask = additive(self.rows.mask, self.model.dtype) if self.adds_mask else self.rows.mask
 
@@ -283,8 +285,6 @@ class GrowingToken:
         ids: torch.Tensor | None,
     ) -> torch.Tensor:
         """Returns the tokens that follow the tokens `last`, and marks the rows that end with them."""
-        if self.loop.group is not None:
-            self.loop.group.rows = self.rows.agents
         outputs = self.model(
             input_ids=last,
             attention_mask=mask,
@@ -307,6 +307,7 @@ class FixedToken(GrowingToken):
     """
 
     def renew(self) -> None:
+        super().renew()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.sampled = 0
         self.mask = None
@@ -352,8 +353,10 @@ class FixedToken(GrowingToken):
 
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask == 0, -torch.inf)[:, None, None]
+    """
+    Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores. `dtype`: that of the model.
+    """
+    return torch.zeros_like(mask, dtype=product_dtype(mask, dtype)).masked_fill(mask == 0, -torch.inf)[:, None, None]
 
 
 def replays(device: torch.device) -> bool:

@@ -36,6 +36,12 @@ def takes_masks(model: PreTrainedModel) -> bool:
     return model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
 
 
+def product_dtype(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+    """Returns the type of products on a tensor's device: that of autocast, else `dtype`, by default the tensor's."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype or x.dtype
+
+
 def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
     """
     Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences,
@@ -73,8 +79,7 @@ class RoomyLayer(DynamicLayer):
         start = self.get_seq_length()
         if not self.rooms:
             self.lazy_initialization(key_states, value_states)
-            shape, device = (*key_states.shape[:-2], self.max_length), key_states.device.type
-            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else key_states.dtype
+            shape, dtype = (*key_states.shape[:-2], self.max_length), product_dtype(key_states)
             # Zeros, because a masked number must be finite
             self.rooms = [x.new_zeros(*shape, x.size(-1), dtype=dtype) for x in (key_states, value_states)]
         if self.place is not None:

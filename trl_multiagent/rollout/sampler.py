@@ -59,7 +59,7 @@ class SamplingTeam(Protocol):
 
     def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
 
-    def sampling(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]: ...
+    def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]: ...
 
     def evaluating(self) -> AbstractContextManager[None]: ...
 
@@ -154,7 +154,7 @@ class TransformersGenerator:
     @contextlib.contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """Makes agents ready to sample within the block."""
-        with self.team.evaluating(), self.team.sampling(roles) as sampling:
+        with self.team.evaluating(), self.team.together(roles) as sampling:
             yield sampling
 
     def sample(

@@ -1,7 +1,8 @@
 """LoRA adapters of agents: loading, checks, reference policies, saving."""
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from peft import (
 from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
+from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import get_config_model_id
 
@@ -65,28 +67,49 @@ class AgentAdapters:
 
     def find_layers(self) -> None:
         """Finds the layers that have adapters. Critics may have adapters on layers where no agent has one."""
-        self._layers = {
-            role: [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
-            for role, model in self.models.items()
-        }
-        for layer in {layer for layers in self._layers.values() for layer in layers}:
+        self._layers: dict[nn.Module, list[Any]] = {}  # by the module that contains them
+        for layer in {layer for model in self.models.values() for layer in self.layers_in(model)}:
             if isinstance(layer, LoraLayer) and self._add_group not in layer._forward_hooks.values():
                 layer.register_forward_hook(self._add_group)
+
+    def layers_in(self, module: nn.Module) -> list[Any]:
+        """Returns the layers in a module that have adapters."""
+        if module not in self._layers:
+            kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+            self._layers[module] = [layer for layer in module.modules() if isinstance(layer, kinds)]
+        return self._layers[module]
 
     def _add_group(self, layer: LoraLayer, args: tuple[torch.Tensor, ...], result: torch.Tensor) -> torch.Tensor:
         """Adds the outputs of a group's adapters to the result of a layer. This is the forward hook of all layers."""
         return result if self.group is None else self.group.add(layer, args[0], result)
 
-    def activate(self, role: str, reference: bool, group: Stacked | None = None) -> None:
+    def choose(
+        self, module: nn.Module, adapter: str, group: Stacked | None = None, casts_products: bool = False
+    ) -> None:
         """
-        Makes the base of an agent compute with the agent's adapter, its reference policy, or the adapters of a
-        `group`.
+        Makes the layers in a module compute with an adapter, or with the adapters of a `group`. `casts_products`:
+        whether autocast casts the inputs of products. Then PEFT need not cast them to the type of the adapter before.
         """
         self.group = group
         # PEFT's own `set_adapter` would also freeze the adapters of all other agents
-        for layer in self._layers.get(role, ()):
-            layer._active_adapter = [reference_name(role)] if reference else [role]
-            layer._disable_adapters = group is not None
+        for layer in self.layers_in(module):
+            layer._active_adapter, layer._disable_adapters = [adapter], group is not None
+            if isinstance(layer, LoraLayer):  # DoRA computes norms in the type of its input
+                layer.cast_input_dtype_enabled = not casts_products or adapter in layer.lora_variant
+
+    @contextlib.contextmanager
+    def chosen(self, module: nn.Module, *choice: Any) -> Iterator[None]:
+        """Makes a choice within the block, see [`~AgentAdapters.choose`]."""
+        names = ("_active_adapter", "_disable_adapters", "cast_input_dtype_enabled")
+        group, layers = self.group, self.layers_in(module)
+        previous = [{name: getattr(layer, name) for name in names if hasattr(layer, name)} for layer in layers]
+        self.choose(module, *choice)
+        try:
+            yield
+        finally:
+            self.group = group
+            for layer, values in zip(layers, previous, strict=True):
+                vars(layer).update(values)
 
     def keep_references(self) -> None:
         """

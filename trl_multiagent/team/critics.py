@@ -11,14 +11,12 @@ number. The forms differ in the backbone:
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import AuxiliaryTrainingWrapper
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
@@ -98,7 +96,6 @@ class Backbone:
     key: str  # of the model in the state of the team
     own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
     adapter: str | None = None  # name of the critic's adapter
-    layers: list[Any] = field(default_factory=list)  # layers of the model that have this or another adapter
     shares_vocabulary: bool = True  # whether the tokens of the agent are tokens of the critic
 
 
@@ -126,12 +123,6 @@ class Critics(nn.Module):
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
         return [base_of(cast(Any, model)) for model in self.models.values()]
-
-    def activate(self, name: str) -> None:
-        """Makes a base compute only with a critic's adapter. Layers without this adapter compute as in the base."""
-        for layer in self.backbones[name].layers:
-            layer._active_adapter = [self.backbones[name].adapter]
-            layer._disable_adapters = False
 
     def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
@@ -259,7 +250,6 @@ def make_critics(
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:
-            backbone.layers = [m for m in model.modules() if isinstance(m, (BaseTunerLayer, AuxiliaryTrainingWrapper))]
             for parameter in adapter_parameters(model, backbone.adapter):
                 parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
