@@ -210,7 +210,7 @@ def explained(cls: Class) -> Class:
     Decorates a class: a call with an argument that it does not have raises a `TypeError` that says which one to take.
     The attribute `in_place_of` of the class has advice by the names of other libraries' arguments.
     """
-    init = cls.__init__
+    init = cls.__init__  # type: ignore[misc]
     names = inspect.signature(init).parameters
 
     @functools.wraps(init)
@@ -225,6 +225,24 @@ def explained(cls: Class) -> Class:
 
     cls.__init__ = checked  # type: ignore[misc]
     return cls
+
+
+def check_dataset(name: str, value: Any) -> None:
+    """Raises a `TypeError` that says how to make a `datasets.Dataset` of a value, unless it is one."""
+    from datasets import Dataset
+
+    if isinstance(value, Dataset):
+        return
+    advice = {
+        "list": ": `Dataset.from_list(rows)` makes one",
+        "dict": ": `Dataset.from_dict(columns)` makes one",
+        "str": f": `load_dataset({value!r}, split=...)` loads one",
+        "DataFrame": ": `Dataset.from_pandas(frame)` makes one",
+        "IterableDataset": ": `Dataset.from_list(list(...))` makes one",
+        "DatasetDict": f": choose a split of {[*value] if isinstance(value, dict) else ''}",
+    }
+    kind = type(value).__name__
+    raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{kind}`{advice.get(kind, '')}.")
 
 
 def is_on(value: Any) -> bool:
@@ -320,21 +338,3 @@ def _describe(error: ValidationError, value: Any) -> str:
     for word, ours in WORDS.items():
         text = text.replace(word, ours)
     return f"is {short(first['input'])}{where}; it must {text}."
-
-
-def check_dataset(name: str, value: Any) -> None:
-    """Raises a `TypeError` that says how to make a `datasets.Dataset` of a value, unless it is one."""
-    from datasets import Dataset
-
-    if isinstance(value, Dataset):
-        return
-    advice = {
-        "list": ": `Dataset.from_list(rows)` makes one",
-        "dict": ": `Dataset.from_dict(columns)` makes one",
-        "str": f": `load_dataset({value!r}, split=...)` loads one",
-        "DataFrame": ": `Dataset.from_pandas(frame)` makes one",
-        "IterableDataset": ": `Dataset.from_list(list(...))` makes one",
-        "DatasetDict": f": choose a split of {[*value] if isinstance(value, dict) else ''}",
-    }
-    kind = type(value).__name__
-    raise TypeError(f"`{name}` must be a `datasets.Dataset`, got `{kind}`{advice.get(kind, '')}.")

@@ -3,6 +3,8 @@ Splits completions of reasoning models. Other agents, rewards, graders, seats an
 trace and the agent's own chat template get the whole completion.
 """
 
+from __future__ import annotations
+
 import ast
 import contextlib
 import copy
@@ -10,10 +12,11 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from transformers import PreTrainedTokenizerBase
-from trl.chat_template_utils import add_response_schema
+
+if TYPE_CHECKING:  # rewards for plain TRL read answers without torch
+    from transformers import PreTrainedTokenizerBase
 
 
 Reasoning = Literal["auto", "keep", "none"]
@@ -60,6 +63,8 @@ def check_template_kwargs(name: str, value: Any) -> None:
     """
     if not isinstance(value, dict):
         raise ValueError(f"{name} is {value!r}; it must be a mapping.")
+    from transformers import PreTrainedTokenizerBase
+
     own = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "conversations", "messages"}
     if reserved := (own - {"documents"}) & value.keys():
         raise ValueError(f"{name} must not set {', '.join(sorted(reserved))}: only what a chat template reads.")
@@ -93,6 +98,8 @@ class CompletionReader:
         )
         self.has_python_calls = "<|tool_call_start|>" in self.template
         if self.parser is None and "<|tool_call>" in self.template:  # of Gemma 4, whose calls are no JSON
+            from trl.chat_template_utils import add_response_schema
+
             with contextlib.suppress(ValueError):  # TRL knows other templates
                 self.parser = add_response_schema(copy.copy(tokenizer))
 

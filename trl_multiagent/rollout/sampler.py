@@ -32,7 +32,6 @@ from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs, template_kwargs
-from trl_multiagent.models.tool_calls import INSTRUCTIONS, find_calls, read_calls, unread_call
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -343,6 +342,8 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
 
 def warn_of_calls(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
     """Warns if a prompt describes tools, but the calls that the chat template writes are not read."""
+    from trl_multiagent.models.tool_calls import INSTRUCTIONS, unread_call
+
     if INSTRUCTIONS.partition("\n")[0] in str(prompt) and (form := unread_call(tokenizer)):
         logger.warning(
             f"The chat template of {role!r} writes calls of tools as {form!r}, which is taken for text: only calls in "
@@ -369,6 +370,8 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
     tools, as Gemma's does: these become messages of the user. Calls that a model wrote in another form, see
     [`~models.reasoning.CompletionReader.message`], become those of the template, if their results follow.
     """
+    from trl_multiagent.models.tool_calls import find_calls, read_calls
+
     template = tokenizer.get_chat_template()
     asked, answered = ("user", ""), ("assistant", CONTENT)
     takes_results = CONTENT in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1)
