@@ -1,6 +1,6 @@
 """
 What both kinds of the code reward pay for typical pairs. Run as a script, it prints the table of
-docs/reward.md.
+docs/reward_notes.md.
 """
 
 import textwrap

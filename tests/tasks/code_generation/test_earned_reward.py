@@ -37,8 +37,8 @@ def make_item(prompt, test, solution="", entry_point="f"):
 
 
 def test_the_table_of_the_docs_is_what_both_kinds_pay(sandbox):
-    assert table(sandbox) in (DOCS / "reward.md").read_text(), (
-        "run python scripts/typical_pairs.py and put what it prints into docs/reward.md"
+    assert table(sandbox) in (DOCS / "reward_notes.md").read_text(), (
+        "run python scripts/typical_pairs.py and put what it prints into docs/reward_notes.md"
     )
 
 
