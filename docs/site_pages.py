@@ -17,10 +17,12 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 CODE = re.compile(r"(^ *```.*?^ *```)", re.DOTALL | re.MULTILINE)
+
 
 def chapters() -> dict[str, list[tuple[str, str]]]:
     """
@@ -29,6 +31,7 @@ def chapters() -> dict[str, list[tuple[str, str]]]:
     _, *parts = re.split(r"^## ", (DOCS / "index.md").read_text(), flags=re.MULTILINE)
     found = {part.partition("\n")[0]: re.findall(r"^- \[(.+?)\]\((.+?)\)", part, re.MULTILINE) for part in parts}
     return {chapter: pages for chapter, pages in found.items() if pages}
+
 
 def page_of(file: str) -> str:
     """Returns the path in the site of a file of the repository."""
@@ -39,14 +42,17 @@ def page_of(file: str) -> str:
         + ".md"
     )
 
+
 def pages() -> dict[str, str]:
     """Returns the pages of the site by their files in the repository."""
     files = [posixpath.normpath(f"docs/{target}") for entries in chapters().values() for _, target in entries]
     return {file: page_of(file) for file in ["docs/index.md", *files]}
 
+
 def reference_pages() -> set[str]:
     """Returns the files of the chapter of references, whose pages may be long."""
     return {posixpath.normpath(f"docs/{file}") for _, file in chapters()["Reference"]}
+
 
 def notebook_text(notebook: dict[str, Any]) -> str:
     """Returns the cells of a notebook and their outputs as Markdown."""
@@ -63,6 +69,7 @@ def notebook_text(notebook: dict[str, Any]) -> str:
             )
     return "\n\n".join(parts)
 
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     named = pages()
     nav = [
@@ -72,6 +79,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = [{"Home": "index.md"}, *nav]
     return config
 
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file, page in pages().items():
         if file.endswith(".ipynb"):
@@ -80,6 +88,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         elif not file.startswith("docs/"):
             files.append(File.generated(config, page, content=(ROOT / file).read_text()))
     return files
+
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     sources = {name: file for file, name in pages().items()}
@@ -92,6 +101,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     return "".join(part if CODE.fullmatch(part) else rewritten(part) for part in CODE.split(markdown))
 
+
 def questions() -> dict[str, str]:
     """Returns what docs/index.md asks under "How do I ...", by the address of the page or section that answers."""
     text = re.search(r"## How do I \.\.\.\n(.*?)\n## ", (DOCS / "index.md").read_text(), re.DOTALL)[1]
@@ -101,6 +111,7 @@ def questions() -> dict[str, str]:
         for file, anchor in re.findall(r"\]\(([^)#]+)(#[^)]+)?\)", question):
             found[page_of(posixpath.normpath(f"docs/{file}")).removesuffix(".md") + "/" + anchor] = words
     return found
+
 
 def on_post_build(config: MkDocsConfig) -> None:
     """The search finds the answer of a question by the words of the question, which count as those of a title do."""
@@ -112,6 +123,7 @@ def on_post_build(config: MkDocsConfig) -> None:
             entry |= {"tags": [asked[entry["location"]]], "boost": 2 if "#" in entry["location"] else 1}
     index.write_text(json.dumps(content))
 
+
 def list_paragraphs(text: str) -> str:
     """
     Indents paragraphs in numbered lists as Python-Markdown wants it: by four spaces, and with an empty line before the
@@ -119,6 +131,7 @@ def list_paragraphs(text: str) -> str:
     """
     text = re.sub(r"^   (?=\S)", "    ", text, flags=re.MULTILINE)
     return re.sub(r"(\n\n(?:    [^\n]*\n)+)(?=\d+\. )", r"\1\n", text)
+
 
 def target(link: str, folder: str, page: Page, config: MkDocsConfig) -> str:
     """Returns where a link of a page leads in the site: to a page, to a picture, or to a file in the repository."""
@@ -130,10 +143,12 @@ def target(link: str, folder: str, page: Page, config: MkDocsConfig) -> str:
         return link  # MkDocs reports it
     return f"{config.extra['social'][0]['link']}/{'tree' if (ROOT / file).is_dir() else 'blob'}/main/{file}"
 
+
 def documented() -> dict[str, str]:
     """Returns the full names of what the pages of the API describe, by the last part of the names."""
     text = "".join(path.read_text() for path in sorted((DOCS / "api").glob("*.md")))
     return {name.rpartition(".")[2]: name for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
+
 
 class HuggingFaceDocstrings(griffe.Extension):
     """
@@ -144,6 +159,7 @@ class HuggingFaceDocstrings(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             obj.docstring.value = docstring_markdown(obj.docstring.value, documented())
+
 
 def docstring_markdown(text: str, names: dict[str, str]) -> str:
     lines, section = [], ""
@@ -164,6 +180,7 @@ def docstring_markdown(text: str, names: dict[str, str]) -> str:
             line = line.strip()
         lines.append(line)
     return re.sub(r"\[`(~?)([\w.]+)`\]", lambda match: reference(match[1], match[2], names), "\n".join(lines))
+
 
 def reference(tilde: str, name: str, names: dict[str, str]) -> str:
     """Returns a link to what a docstring refers to, or its name alone if no page describes it."""

@@ -24,14 +24,18 @@ from trl_multiagent.runs.run import run_recipe
 from prepared import parse_recipe
 from tiny import PROBLEM, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
+
 ROOT = Path(__file__).resolve().parents[1]
+
 
 def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
+
 class OneStep(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = True
+
 
 @pytest.fixture
 def run_example(tiny_model, tmp_path, monkeypatch):
@@ -52,6 +56,7 @@ def run_example(tiny_model, tmp_path, monkeypatch):
 
     return run
 
+
 def test_the_table_of_trl_arguments_is_current():
     names = {"__file__": str(ROOT / "docs" / "trl_arguments.py"), "__name__": "trl_arguments"}
     exec((ROOT / "docs" / "trl_arguments.py").read_text(), names)
@@ -59,6 +64,7 @@ def test_the_table_of_trl_arguments_is_current():
     assert names["updated"](page) == page, "run `python docs/trl_arguments.py`"
     for field in dataclasses.fields(GRPOConfig):
         assert f"`{field.name}`" in names["table"](), field.name
+
 
 def test_readme_example(run_example, tmp_path, capsys):
     text = (ROOT / "README.md").read_text()
@@ -72,6 +78,7 @@ def test_readme_example(run_example, tmp_path, capsys):
     assert (tmp_path / "hidden" / "agents" / "speaker" / "adapter_config.json").is_file()
     assert "reward" in capsys.readouterr().out
 
+
 def test_example_for_users_of_trl(run_example, tmp_path):
     (example,) = python_blocks(ROOT / "docs" / "from_trl.md")
     names = run_example(example)
@@ -80,6 +87,7 @@ def test_example_for_users_of_trl(run_example, tmp_path):
         [{"poet": "rain falls", "critic": " falls"}, {"poet": "it", "critic": "it"}], ["rain"] * 2
     )
     assert rewards == [1.0, 0.0]
+
 
 def test_example_of_an_algorithm(run_example):
     (example,) = python_blocks(ROOT / "docs" / "algorithms.md")
@@ -90,6 +98,7 @@ def test_example_of_an_algorithm(run_example):
     advantages = trainer.node_advantages(node)
     assert {role: x.tolist() for role, x in advantages.items()} == {"poet": [-1, 1, 0], "critic": [-1, 1, 0]}
     assert trainer.state.global_step == 1
+
 
 def test_migration_example(run_example):
     transition, wrapper = python_blocks(ROOT / "docs" / "migrating.md")
@@ -105,6 +114,7 @@ def test_migration_example(run_example):
     assert wrapped([{"first": "aa", "second": "b"}, {"first": "", "second": "b"}], topic=["x", "y"]) == [1, -1]
     assert wrapped.__name__ == "lengths"
 
+
 @pytest.mark.parametrize("name", ["rollout_tree", "workflows"])
 def test_a_picture_is_drawn_by_its_script(tmp_path, name):
     script = ROOT / "docs" / "images" / f"make_{name}.py"
@@ -112,6 +122,7 @@ def test_a_picture_is_drawn_by_its_script(tmp_path, name):
     exec(script.read_text(), names)
     names["draw"](tmp_path / "picture.png")
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name(f"{name}.png")).shape
+
 
 def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     roles = ("speaker", "decider")
@@ -132,6 +143,7 @@ def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
     for name in ("hidden.png", "hidden_phone.png"):
         assert imread(tmp_path / name).shape == imread(script.with_name(name)).shape
 
+
 def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):
     script = ROOT / "docs" / "images" / "make_trainers.py"
     names = {"__name__": "script", "__file__": str(script)}
@@ -139,8 +151,10 @@ def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):
     names["draw"]({name: [[0.5] * names["STEPS"]] * 3 for name in names["NAMES"]}, tmp_path / "picture.png")
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name("trainers.png")).shape
 
+
 SHOWN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 SHOWN += [path for path in (ROOT / "recipes").rglob("*") if path.suffix in (".md", ".yaml", ".py")]
+
 
 @pytest.mark.parametrize("path", sorted(SHOWN), ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples_are_python_and_links_and_commands_name_files_that_exist(path):
@@ -153,11 +167,14 @@ def test_examples_are_python_and_links_and_commands_name_files_that_exist(path):
     for target in named:
         assert (ROOT / target).exists(), target
 
+
 async def grade(left, right):
     return len(left)
 
+
 def blocks_of_tasks():
     return python_blocks(ROOT / "docs" / "workflows.md")
+
 
 def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
     functions, rewards, *_ = blocks_of_tasks()
@@ -184,6 +201,7 @@ def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "writer: Qwen/Qwen2.5-0.5B-Instruct, editor: Qwen/Qwen2.5-0.5B-Instruct" in out
 
+
 def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     _, _, coroutine, guess, *_ = blocks_of_tasks()
@@ -202,6 +220,7 @@ def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
     exec(reading, names)
     assert len(names["trace"]) == trainer.env_step and len(names["best"]) == len(set(names["trace"]["item"]))
 
+
 def test_examples_of_seats_and_tools(run_example):
     *_, seat, tools, _ = blocks_of_tasks()
     names: dict = {}
@@ -211,6 +230,7 @@ def test_examples_of_seats_and_tools(run_example):
     names = run_example(tools)
     assert {node.roles for nodes in names["trainer"]._turns for node in nodes} == {("agent",)}
 
+
 def test_the_numbers_of_joint_actions_on_the_page_of_trees():
     text = (ROOT / "docs" / "trees_and_episodes.md").read_text()
     turns = (2, 3, 5)
@@ -219,6 +239,7 @@ def test_the_numbers_of_joint_actions_on_the_page_of_trees():
         for name, settings in (("tree", {}), ("episodes", {"branching": "episodes"}))
     }
     assert f"| G = 4: T = 2, T = 3, T = 5 | {sizes['tree']} | {sizes['episodes']} |" in text
+
 
 def test_team_examples(run_example, tmp_path):
     forms, use = python_blocks(ROOT / "docs" / "teams.md")
@@ -236,6 +257,7 @@ def test_team_examples(run_example, tmp_path):
     recipe = parse_recipe("magrpo", TASK, ["--config", str(config), "--dry_run"])
     assert recipe.peft_config.r == 16 and recipe.agent_model.share_weights is False
 
+
 def test_examples_of_a_curriculum():
     order, callback = python_blocks(ROOT / "docs" / "curricula.md")
     names: dict = {}
@@ -243,6 +265,7 @@ def test_examples_of_a_curriculum():
     assert names["easy_first"]["level"] == [1, 2] and names["args"].shuffle_dataset is False
     names["Harder"]().on_log(None, None, None, logs={"reward": 0.9})
     assert names["rules"] == {"words": 4}
+
 
 def test_examples_of_a_trained_team(run_example):
     plays, alone = python_blocks(ROOT / "docs" / "in_an_app.md")
@@ -255,10 +278,12 @@ def test_examples_of_a_trained_team(run_example):
     classes = {"AutoModelForCausalLM": AutoModelForCausalLM, "AutoTokenizer": AutoTokenizer}
     run_example(alone.replace("my_run", "other"), classes)
 
+
 def test_actor_critic_example(run_example):
     (example,) = python_blocks(ROOT / "docs" / "actor_critic.md")
     log = run_example(example)["trainer"].state.log_history
     assert log[0]["critics/central/value_loss"] >= 0.0 and "agents/poet/advantage_std" in log[0]
+
 
 def test_code_reward_example(run_example, monkeypatch):
     (example,) = python_blocks(ROOT / "docs" / "reward.md")
@@ -267,6 +292,7 @@ def test_code_reward_example(run_example, monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda name, split: Dataset.from_list([problem] * 4))
     log = run_example(example)["trainer"].state.log_history
     assert log[0]["rewards/code_reward/mean"] >= 0.0
+
 
 def test_preference_examples(run_example):
     training, evaluation = python_blocks(ROOT / "docs" / "madpo.md")
@@ -277,12 +303,14 @@ def test_preference_examples(run_example):
     run_example(evaluation, names)
     assert {"eval_pairs_loss", "eval_items_reward"} <= names["trainer"].evaluate().keys()
 
+
 def test_reward_model_example(run_example, tmp_path):
     (example,) = python_blocks(ROOT / "docs" / "reward_models.md")
     pairs(("poet", "critic")).save_to_disk("outputs/preferences")
     names = run_example(example)
     (outcome,) = names["environment"].score([{"topic": "rain"}], [{"poet": "grey", "critic": "wet"}], [()])
     assert set(outcome.metrics) == {"rewards/judge"} and (tmp_path / "judge" / "held_out.json").is_file()
+
 
 def test_collection_examples(run_example, tiny_model, monkeypatch):
     collect, own_task, replay = python_blocks(ROOT / "docs" / "preferences.md")
@@ -297,6 +325,7 @@ def test_collection_examples(run_example, tiny_model, monkeypatch):
 
     run_example(replay, names)
     assert len(names["drawn"]) == 125 and {number for number, _ in names["drawn"]} == {0, 1, 2}
+
 
 def test_task_example(tmp_path, capsys):
     *_, task = blocks_of_tasks()
