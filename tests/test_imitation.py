@@ -1,3 +1,4 @@
+import os
 import random
 import shutil
 import threading
@@ -105,6 +106,33 @@ def test_cache_folder(monkeypatch):
     assert cache_folder() == Path("/home/someone/.cache/trl_multiagent")
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", "/elsewhere")
     assert cache_folder() == Path("/elsewhere")
+
+
+def test_a_cache_of_others_is_refused(builds, monkeypatch):
+    (path,) = {SMALL.path(progress=False) for _ in range(2)}
+    weights, cache = Path(path, "model.safetensors"), cache_folder()
+    content = weights.read_bytes()
+    other = Path(path, "adapter_config.json")
+    for change in (lambda: weights.write_bytes(content[:-1] + b"x"), other.touch):
+        change()
+        with pytest.raises(ValueError, match=f"{path} was changed after it was built, or is damaged"):
+            SMALL.path(progress=False)
+        weights.write_bytes(content)
+    other.unlink()
+    assert SMALL.path(progress=False) == path and len(builds) == 1
+    for mode in (0o777, 0o770):
+        cache.chmod(mode)
+        with pytest.raises(ValueError, match=r"must be yours or root's, .* TRL_MULTIAGENT_CACHE"):
+            SMALL.path(progress=False)
+    cache.chmod(0o755)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    uid = cache.stat().st_uid
+    if uid == 0:  # root's is taken
+        assert SMALL.path(progress=False) == path
+        os.chown(cache, 1001, -1)
+    with pytest.raises(ValueError, match="must be yours or root's"):
+        SMALL.path(progress=False)
+    os.chown(cache, uid, -1)
 
 
 def test_building_is_reproducible_and_leaves_the_caller_alone(small_build, tmp_path):

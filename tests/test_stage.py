@@ -6,7 +6,7 @@ import json
 import pytest
 from accelerate import PartialState
 
-from trl_multiagent.folders import locked, read_json, replacing, unfinished_path
+from trl_multiagent.folders import locked, read_json, replacing, write_text
 from trl_multiagent.jobs.stage import MANIFEST, Stage
 
 
@@ -25,7 +25,7 @@ def work(folder, parts=("0", "1", "2"), kill_at=None, **more):
         for part in [part for part in parts if not own.has(part)]:
             written.append(part)
             if part == kill_at:
-                unfinished_path(folder / part).write_text("hal")  # written in part
+                (folder / f"_{part}_0123_unfinished").write_text("hal")  # written in part
                 raise KeyboardInterrupt
             own.save(part, [{"part": part}])
         own.save_result("result.json", {"parts": len(parts)})
@@ -87,11 +87,25 @@ def test_work_goes_on_that_was_killed_when_it_wrote_its_first_file(tmp_path):
         pytest.raises(OSError, match=r"No space left on device: '.*/stage.json'"),
         replacing(tmp_path / MANIFEST) as unfinished,
     ):
-        unfinished.write_text("{")
+        unfinished.write(b"{")
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
-    unfinished.write_text("{")  # killed
-    assert work(tmp_path) == ["0", "1", "2"] and not unfinished.exists()
+    (tmp_path / f"_{MANIFEST}_0123_unfinished").write_text("{")  # killed
+    assert work(tmp_path) == ["0", "1", "2"]
+
+
+def test_files_are_not_written_through_links(tmp_path, monkeypatch):
+    other, path = tmp_path / "other", tmp_path / "report.html"
+    other.write_text("mine")
+    path.symlink_to(other)
+    write_text(path, "new")
+    assert path.read_text() == "new" and not path.is_symlink()
+    monkeypatch.setattr("secrets.token_hex", lambda n: "0123")  # as if somebody had guessed it
+    for link in (tmp_path / "_report.html_0123_unfinished", tmp_path / "_none_0123_unfinished"):
+        link.symlink_to(other if "report" in link.name else tmp_path / "new")
+        with pytest.raises(FileExistsError, match="_unfinished"):
+            write_text(tmp_path / link.name.split("_")[1], "newer")
+    assert other.read_text() == "mine" and path.read_text() == "new" and not (tmp_path / "new").exists()
 
 
 def test_one_program_at_a_time(tmp_path):

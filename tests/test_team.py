@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.gguf import converted, gguf_file_of
+from trl_multiagent.runs.models import loading_arguments
 from trl_multiagent.runs.plan import size_of
+from trl_multiagent.settings.schema import AgentModel
 from trl_multiagent.team.critics import load_backbone
+from trl_multiagent.team.load import LoadError, TeamLoader
 
 from prepared import parse_recipe
 from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
@@ -67,7 +72,8 @@ def test_arguments_for_tokenizers(tmp_path):
         (lambda path: lora_team(path, share_weights=True), "excludes `share_weights`"),
         (lambda path: AgentTeam.from_pretrained(path, ["a"], {"b": LoraConfig()}), r"has the roles \['b'\], the team"),
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
-        (lambda path: lora_team(path, init_lora_weights="pissa"), "pissa` changes the base"),
+        (lambda path: lora_team(path, init_lora_weights="pissa"), "is 'pissa', which changes the base"),
+        (lambda path: lora_team(path, megatron_config={"x": 1}), "`megatron_config` of the adapter of an agent is"),
         (
             lambda path: lora_team(path, target_modules=["lm_head"]),
             r"^`target_modules` of .*covers the output",
@@ -214,6 +220,75 @@ def test_a_team_can_be_loaded_from_saved_adapters(tiny_model, tmp_path):
     assert len(team.models) == 1
     assert torch.equal(logits(team, "left"), logits(first, "main"))
     assert torch.equal(logits(team, "right"), logits(first, "aux"))
+
+
+FOREIGN = {
+    '{"megatron_config": {"x": 1}, "megatron_core": "evil"}': "`megatron_config` of the adapter in",
+    '{"peft_type": "IA3"}': "`peft_type` of the adapter in .* is 'IA3', which is not supported",
+    '{"bias": "all"}': "`bias` of the adapter in .* is 'all'",
+    '{"something": 1}': "`something` of the adapter in .* is 1, which is not supported",
+    '{"init_lora_weights": "pissa"}': "`init_lora_weights` of the adapter in .* is 'pissa'",
+    '{"rank_pattern": [1]}': "cannot be loaded",
+    "[]": "is damaged",
+    "[" * 100_000: "is damaged",
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_a_foreign_adapter_is_refused_in_one_line_before_peft_builds_it(foreign, tiny_model, tmp_path, monkeypatch):
+    team = lora_team(tiny_model)
+    team.save_pretrained(tmp_path / "team")
+    (tmp_path / "evil.py").write_text("raise SystemExit")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "team/agents/aux/adapter_config.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({**saved, **json.loads(foreign)}) if foreign[0] == "{" else foreign)
+    with pytest.raises(LoadError, match=FOREIGN[foreign]) as raised:
+        TeamLoader(str(tmp_path / "team")).load(["aux", "main"], "float32", "float32", 0)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_adapter_in_the_place_of_a_whole_model_is_not_built(tiny_model, tmp_path):
+    """transformers would build one that lies beside a base, or beside an agent in a checkpoint."""
+    lora_team(tiny_model).save_pretrained(tmp_path / "lora")
+    full = AgentTeam.from_pretrained(tiny_model, roles=["aux", "main"])
+    full.save_pretrained(tmp_path / "full")
+    shutil.copy(tmp_path / "lora/agents/aux/adapter_config.json", tmp_path / "full/agents/aux")
+    with pytest.raises(ValueError, match=r"aux holds an adapter \(adapter_config.json\), where a whole model is"):
+        full.load_weights(tmp_path / "full")
+
+
+def test_a_pickle_that_could_run_code_is_one_line(tiny_model, tmp_path):
+    class Pickled:
+        def __reduce__(self):
+            return (pytest.fail, ("it ran",))
+
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    for content in (Pickled(), {"x": Pickled()}):
+        torch.save(content, tmp_path / "model/pytorch_model.bin")
+        with pytest.raises(LoadError, match="its weights are a pickle that is damaged or could run code") as raised:
+            TeamLoader(str(tmp_path / "model")).load(["aux", "main"], "float32", "float32", 0)
+        assert "\n" not in str(raised.value)
+
+
+def test_no_code_of_a_model_runs_unasked(tiny_model, tmp_path, monkeypatch):
+    """Nothing asks on the terminal whether it may run, either."""
+    monkeypatch.setattr("builtins.input", lambda *args: pytest.fail("asked"))
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model", "AutoModel": "own.Model"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "own", "auto_map": auto_map}))
+    (tmp_path / "model/own.py").write_text("raise SystemExit")
+    loads = [
+        lambda name: AgentTeam.from_pretrained(name, roles=["aux", "main"]),
+        lambda name: load_backbone(name, torch.float32),
+        RewardModel,
+        lambda name: AgentTeam.from_pretrained(name, roles=["aux", "main"], **loading_arguments(AgentModel())),
+    ]
+    for load in loads:
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            load(str(tmp_path / "model"))
 
 
 def test_a_lora_team_saves_only_its_adapters(tmp_path):

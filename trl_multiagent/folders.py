@@ -11,9 +11,10 @@ import json
 import logging
 import os
 import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ LOG_FILE = "log.jsonl"  # the entries of its log
 ALARMS_FILE = "alarms.jsonl"
 COST_FILE = "training_cost.json"  # what a training has cost
 PREFERENCES_FILE = "collection.json"  # of collected preferences, written last
+CHECKSUMS_FILE = "sha256.json"  # of a model in the cache, written last
 
 MODEL_FILES = (MODEL_CONFIG, ADAPTER_CONFIG, TEAM_FILE)  # a folder with a model, an adapter or a team has one of them
 
@@ -49,17 +51,48 @@ def cache_folder() -> Path:
     return Path(os.environ.get("TRL_MULTIAGENT_CACHE") or user_cache / "trl_multiagent")
 
 
+def open_cache() -> Path:
+    """
+    Returns [`cache_folder`], and makes it if necessary. Raises `ValueError` if others own it or can write to it,
+    because they could exchange the models.
+    """
+    folder = cache_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = folder.stat()
+    if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+        advice = "make it so (chmod go-w), or name another one in TRL_MULTIAGENT_CACHE"
+        raise ValueError(f"The cache {folder} must be yours or root's, and only its owner may write to it: {advice}.")
+    return folder
+
+
+def seal(folder: Path) -> None:
+    """Writes the SHA-256 of all files of a model in the cache beside them."""
+    write_json(folder / CHECKSUMS_FILE, _checksums(folder))
+
+
+def check_seal(folder: Path) -> None:
+    """Raises a `ValueError` if the files of a model in the cache are not those of [`seal`]."""
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file() or read_json(path) != _checksums(folder):
+        raise ValueError(f"{folder} was changed after it was built, or is damaged: remove it, and it is built again.")
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    return {path.name: checksum_of_file(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
+
+
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """
-    Yields the path of a new file, which replaces `path` once it is on the disk. A killed process leaves the file; the
-    next write overwrites it.
+    Yields a new file, which replaces `path` once it is on the disk. It is opened exclusively under a random name, so
+    it is never behind a link, and several processes may write the same path. A killed process leaves the file.
     """
-    unfinished = unfinished_path(path)
+    unfinished = path.with_name(f"_{path.name}_{secrets.token_hex(8)}_unfinished")
     try:
         with naming(path):
-            yield unfinished
-            with unfinished.open("rb") as file:
+            with unfinished.open("xb") as file:
+                yield file
+                file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
     except BaseException:
@@ -88,15 +121,10 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def unfinished_path(path: Path) -> Path:
-    """Returns the path to which the new content of a file is written first."""
-    return path.with_name(f"_{path.name}_unfinished")
-
-
 def write_text(path: Path, text: str) -> None:
     """Writes a file atomically."""
-    with replacing(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

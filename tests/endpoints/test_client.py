@@ -158,7 +158,7 @@ def test_a_full_disk_is_an_error_of_one_line(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with EndpointServer(lambda request, number: "x") as server, pytest.raises(OSError, match="No space") as error:
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr("os.fsync", full)
         make_client(server, tmp_path).ask([question()])
     assert str(tmp_path) in error.value.filename and not list(tmp_path.rglob("*.json"))
 

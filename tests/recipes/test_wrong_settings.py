@@ -65,7 +65,7 @@ agent_model.load_in_4bit=true Quantized
 agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
 peft.r=0 positive integer
-peft.bias=all `bias` of a LoRA adapter
+peft.bias=all `bias` of the adapter of every agent
 peft.target_modules=[q_proj,nosuch] no effect
 output.save_path=file is a file
 magrpo.resume_from_checkpoint=nowhere no such folder

@@ -84,7 +84,8 @@ class ProgramRunner:
         record = {"suspicious": verdict.suspicious, "passed": verdict.passed, **vars(program)}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"program_{time.time_ns()}_{os.getpid()}.json").write_text(json.dumps(record, indent=2))
+            with (folder / f"program_{time.time_ns()}_{os.getpid()}.json").open("x") as file:  # through no link
+                json.dump(record, file, indent=2)
         except OSError as error:  # a full disk, for example, must not end the training
             logger.warning("A suspicious program could not be stored in %s: %s", folder, error)
         self._kept += 1

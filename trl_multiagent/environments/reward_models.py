@@ -31,6 +31,7 @@ from trl_multiagent.environments.base import (
     scoring_context,
 )
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText
 from trl_multiagent.models.pretrained import check_length
@@ -63,9 +64,14 @@ class RewardModel:
             raise ValueError(f"Under ZeRO-3, the reward model {model!r} {problem}.")
         try:
             if isinstance(model, str):
-                model = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+                check_saved_adapter(model)
+                model = AutoModelForSequenceClassification.from_pretrained(
+                    model, num_labels=1, trust_remote_code=False
+                )
             name = get_config_model_id(model.config)
-            self.tokenizer = AutoTokenizer.from_pretrained(name) if tokenizer is None else tokenizer
+            self.tokenizer = (
+                AutoTokenizer.from_pretrained(name, trust_remote_code=False) if tokenizer is None else tokenizer
+            )
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"The reward model {show_model(model)} cannot be loaded: {describe(error)}") from error
         self.__name__ = name.rstrip("/").split("/")[-1]

@@ -11,7 +11,7 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
 
-from trl_multiagent.folders import locked, naming_damage, read_json, unfinished_path, write_json, write_text
+from trl_multiagent.folders import locked, naming_damage, read_json, write_json, write_text
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 
 
@@ -60,7 +60,7 @@ class Stage:
             with fail_together(self.state):
                 if self.state.is_main_process:
                     stack.enter_context(locked(self.folder, self.advice))
-                    if {*self.folder.iterdir()} - {unfinished_path(self.folder / MANIFEST)}:
+                    if any(not path.name.startswith(f"_{MANIFEST}_") for path in self.folder.iterdir()):  # unfinished
                         self.check()
                     self.begin()
             yield

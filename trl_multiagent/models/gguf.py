@@ -22,7 +22,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from trl_multiagent.console import install_command
-from trl_multiagent.folders import MODEL_CONFIG, cache_folder
+from trl_multiagent.folders import MODEL_CONFIG, open_cache
 from trl_multiagent.models.pretrained import find_file, without_weights
 
 
@@ -61,7 +61,7 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
     if is_on_hub := not file.is_file():
         file = Path(str(find_file(folder, argument["gguf_file"], revision, token, required=True)))
     if is_on_hub or not os.access(place, os.W_OK):
-        place = cache_folder() / "gguf" / hashlib.sha256(str(file).encode()).hexdigest()[:16]
+        place = open_cache() / "gguf" / hashlib.sha256(str(file).encode()).hexdigest()[:16]
     place = place / f"{file.name}_converted"
     target = place / version_of(file)
     if not (target / (SAFE_WEIGHTS_NAME if weights else MODEL_CONFIG)).is_file():

@@ -16,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from trl_multiagent.folders import cache_folder
+from trl_multiagent.folders import check_seal, open_cache, seal
 
 
 PAD, EOS, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
@@ -79,9 +79,8 @@ class ImitationModel:
         Args:
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
         """
-        folder = cache_folder() / f"{self.name}-{self.fingerprint()}"
+        folder = open_cache() / f"{self.name}-{self.fingerprint()}"
         if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
             with (
                 FileLock(f"{folder}.lock"),
                 tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch,
@@ -89,7 +88,9 @@ class ImitationModel:
                 if not folder.is_dir():  # another process may have built it meanwhile
                     built = Path(scratch) / "model"
                     self.build(built, progress)
+                    seal(built)
                     built.rename(folder)
+        check_seal(folder)
         return str(folder)
 
     def fingerprint(self) -> str:

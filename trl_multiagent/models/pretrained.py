@@ -43,6 +43,9 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     Loads a model, of the class that [`class_of`] returns. It stays on the CPU, because the trainer places the whole
     team on the accelerator. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
+    kwargs = {"trust_remote_code": False, **kwargs}
+    if find_file(name, ADAPTER_CONFIG, **hub_arguments(kwargs)) is not None:  # transformers would build it
+        raise ValueError(f"{name} holds an adapter ({ADAPTER_CONFIG}), where a whole model is expected.")
     given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
     architecture = class_of(AutoConfig.from_pretrained(name, **given))
     model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
@@ -68,8 +71,11 @@ def class_of(config: PreTrainedConfig) -> Any:
 def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
     """Builds the model of a checkpoint on the device `meta`."""
     cls = class_of(config)
+    is_trusted = type(config).__module__.startswith("transformers_modules")  # a class of the model's repository
     with torch.device("meta"):
-        return cls.from_config(config) if cls is AutoModelForCausalLM else cls(config)
+        if cls is AutoModelForCausalLM:
+            return cls.from_config(config, trust_remote_code=is_trusted)
+        return cls(config)
 
 
 def text_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -22,7 +22,8 @@ def write_task(folder: str | Path) -> list[Path]:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path in targets:
-            path.write_text((TEMPLATES / path.name).read_text())
+            with path.open("x") as file:  # through no link
+                file.write((TEMPLATES / path.name).read_text())
     except OSError as error:
         raise ValueError(f"The task cannot be written to {folder}: {error.strerror}.") from error
     return targets

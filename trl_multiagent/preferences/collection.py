@@ -241,8 +241,8 @@ class _Collection:
                 lines = self.sample_chunk(number, sampler)
                 state = self.environment.state_dict()
                 if state:
-                    with replacing(self.folder / STATE_FILE.format(number)) as path:
-                        torch.save(state, path)
+                    with replacing(self.folder / STATE_FILE.format(number)) as file:
+                        torch.save(state, file)
                 self.stage.save(CHUNK_FILE.format(number), lines)
                 bar.update(len(lines))
 

@@ -1,7 +1,6 @@
 """The trace of a run: the rows of [`rollout.trace`] in files."""
 
 import contextlib
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from trl_multiagent.folders import naming
+from trl_multiagent.folders import replacing
 from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
@@ -49,10 +48,8 @@ class TraceFiles:
         while path.exists():  # for example from an evaluation after the same step
             part += 1
             path = self.folder / f"{name}_part{part}.parquet"
-        unfinished = self.folder / f".{path.name}"
-        with naming(path):
-            as_frame(self.rows).to_parquet(unfinished, index=False)
-        os.replace(unfinished, path)
+        with replacing(path) as file:
+            as_frame(self.rows).to_parquet(file, index=False)
         self.rows = []
         own = [path for path in trace_files(self.folder) if steps_and_process(path)[2] == self.process]
         for old in own[: -self.max_files]:
@@ -96,8 +93,7 @@ class Trace(RolloutCallback):
 def remove_after(folder: Path, step: int) -> None:
     """Deletes unfinished files, and the files of all processes with rows after a step."""
     late = [path for path in trace_files(folder) if steps_and_process(path)[1] > step]
-    unfinished = [path for path in folder.glob(".*") if NAME.fullmatch(path.name[1:])]
-    for path in late + unfinished:
+    for path in [*late, *folder.glob("_*_unfinished")]:
         with contextlib.suppress(FileNotFoundError):  # another host that shares the folder may have deleted the file
             path.unlink()
 

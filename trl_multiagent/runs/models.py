@@ -20,12 +20,12 @@ from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.limits import MAX_NAMES, check_value, keys_of
+from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
 from trl_multiagent.settings.derive import Settings, check_models, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, SeatSettings
-from trl_multiagent.team.adapters import check_adapter_config
 from trl_multiagent.team.files import read_team_file
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.team.seat import TeamSeat
@@ -59,7 +59,7 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
     """Returns the arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
     given = {name: getattr(model, name) for name in ("revision", "gguf_file", "attn_implementation")}
-    given["trust_remote_code"] = model.trust_remote_code or None
+    given["trust_remote_code"] = model.trust_remote_code
     return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
 
 

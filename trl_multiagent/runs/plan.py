@@ -24,6 +24,7 @@ from transformers import AutoConfig
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.folders import ADAPTER_CONFIG
+from trl_multiagent.models.adapter_config import read_adapter_config
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import can_pack, divide
@@ -263,7 +264,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     configs = {}
     own, base, rest = {}, {}, {}
     for role, source in sources.items():
-        saved = LoraConfig.from_pretrained(source) if find_file(source, ADAPTER_CONFIG) is not None else None
+        saved = read_adapter_config(source) if find_file(source, ADAPTER_CONFIG) is not None else None
         start = str(Path(source) / gguf_file) if saved is None and saved_team is None else source
         base_name = start if saved is None else packaged(str(saved.base_model_name_or_path))
         names[role] = converted(base_name, **hub_arguments(arguments), weights=False)
@@ -286,7 +287,11 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
         adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
         for name in model_names(args.critic_models, critics).values():
-            config = configs[roles[0]] if name is None else AutoConfig.from_pretrained(build(name, run.builders))
+            config = (
+                configs[roles[0]]
+                if name is None
+                else AutoConfig.from_pretrained(build(name, run.builders), trust_remote_code=False)
+            )
             trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
     base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:

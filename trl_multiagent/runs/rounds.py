@@ -416,6 +416,8 @@ def writing_team(run: PreferenceRun, number: int) -> Iterator[str]:
     folder = run.team_before(number)
     unfinished = folder.with_name(f"_{folder.name}")
     with fail_together(run.state):
+        if run.state.is_main_process and unfinished.is_symlink():
+            unfinished.unlink()
         yield str(unfinished)
         if run.state.is_main_process:
             shutil.rmtree(folder, ignore_errors=True)

@@ -25,6 +25,7 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.folders import CARD_FILE
 from trl_multiagent.limits import short
+from trl_multiagent.models.adapter_config import check_adapter_config, read_adapter_config
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
@@ -39,11 +40,6 @@ from trl_multiagent.team.files import SHARED_FOLDER
 
 # Parts of the names of modules that PEFT adds, which contain the names of adapters
 ADAPTER_PARTS = ("lora_", "modules_to_save.", "trainable_tokens_", "token_adapter.")
-# Other initialisations of LoRA change the base, which the agents share
-INITIALISATIONS = (True, False, "gaussian", "orthogonal", "mica")
-# Options that change the base, and kinds of LoRA other than plain LoRA, rsLoRA and DoRA
-REFUSED = "bias layer_replication loftq_config eva_config corda_config lora_ga_config alora_invocation_tokens".split()
-REFUSED += "arrow_config velora_config monteclora_config kasa_config use_bdlora use_qalora qalora_group_size".split()
 
 
 class AgentAdapters:
@@ -156,7 +152,7 @@ def load_adapters(
 
     for role, source in sources.items():
         is_saved = role not in peft_configs
-        config = PeftConfig.from_pretrained(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
+        config = read_adapter_config(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
         # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
         saved_base = packaged(str(config.base_model_name_or_path))
         key = (saved_base, config.revision) if is_saved else (source, hub["revision"])
@@ -251,28 +247,6 @@ def check_adapter(role: str, model: PeftModel) -> None:
             f"`{option}` of a LoRA adapter is {short(getattr(config, option))}, which covers the output embeddings"
             f"{tied}. Log-probabilities are computed from their weights directly: train other parts."
         )
-
-
-def check_adapter_config(whose: str, config: PeftConfig) -> None:
-    """Raises a `ValueError` if the adapter of `whose` agents is not LoRA, or would change the shared base."""
-    if not isinstance(config, LoraConfig):
-        raise ValueError(f"The adapter of {whose} is {short(config)}; it must be a `LoraConfig`.")
-    if config.init_lora_weights not in INITIALISATIONS:
-        allowed = ", ".join(map(repr, INITIALISATIONS))
-        raise ValueError(
-            f"`init_lora_weights: {config.init_lora_weights}` changes the base, which all agents share, or does not "
-            f"exist; it must be one of {allowed}."
-        )
-    defaults = LoraConfig()
-    for name in REFUSED:
-        value, default = getattr(config, name), getattr(defaults, name)
-        if value != default and (value or default):
-            raise ValueError(
-                f"`{name}` of a LoRA adapter is {short(value)}, which is not supported: agents share their base, and "
-                "have plain LoRA, rsLoRA or DoRA."
-            )
-    if isinstance(config.modules_to_save, str):
-        raise ValueError(f"`modules_to_save` must be a list of names, such as [{config.modules_to_save!r}].")
 
 
 def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:

@@ -21,6 +21,7 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
+from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import (
@@ -45,7 +46,6 @@ from trl_multiagent.rollout.sampler import (
 from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,
-    check_adapter_config,
     load_adapter_weights,
     load_adapters,
     reference_name,

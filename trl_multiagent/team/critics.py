@@ -9,7 +9,6 @@ number. The forms differ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,8 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer.utils import create_model_from_path, get_config_model_id
 
-from trl_multiagent.folders import CRITICS_FOLDER, read_json
+from trl_multiagent.folders import CRITICS_FOLDER, read_json, write_json
+from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import mask_of
@@ -186,7 +186,7 @@ class Critics(nn.Module):
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {name: asdict(scale) for name, scale in self.scales.items()}
         contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
-        (folder / CRITICS_FILE).write_text(json.dumps(contents, indent=2) + "\n")
+        write_json(folder / CRITICS_FILE, contents)
 
     def load(self, folder: str | Path) -> None:
         """
@@ -298,7 +298,10 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
 
 def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
-    return text_model(create_model_from_path(converted(name), cast(Any, AutoModel), device_map=None, dtype=dtype))
+    name = converted(name)
+    check_saved_adapter(name)
+    arguments = {"device_map": None, "dtype": dtype, "trust_remote_code": False}
+    return text_model(create_model_from_path(name, cast(Any, AutoModel), **arguments))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:

@@ -1,6 +1,5 @@
 """The files of a team: the layout of its folder, `team.json`, loading and saving of models."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,15 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.folders import ADAPTER_CONFIG, CRITICS_FOLDER, TEAM_FILE, leads_out, naming_damage, read_json
+from trl_multiagent.folders import (
+    ADAPTER_CONFIG,
+    CRITICS_FOLDER,
+    TEAM_FILE,
+    leads_out,
+    naming_damage,
+    read_json,
+    write_json,
+)
 from trl_multiagent.models.pretrained import find_file, hub_arguments, load_model, seeded
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
@@ -55,7 +62,7 @@ class TeamFile:
             for role, folder in self.folders.items()
         ]
         contents = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
-        (folder / TEAM_FILE).write_text(json.dumps(contents, indent=2) + "\n")
+        write_json(folder / TEAM_FILE, contents)
 
 
 def read_team_file(path: str | Path) -> TeamFile:
@@ -162,7 +169,7 @@ def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
 
     source = converted(source, **hub_arguments(hub), weights=False)
     # With `mistral-common`, Mistral's would be another class, whose methods differ
-    kwargs = {"mistral_format": False, **hub}
+    kwargs = {"mistral_format": False, "trust_remote_code": False, **hub}
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
     if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
         tokenizer.chat_template = read_json(Path(path))["chat_template"]

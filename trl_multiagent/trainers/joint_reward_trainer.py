@@ -19,6 +19,7 @@ from trl import RewardTrainer
 from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.limits import check_dataset, explained
+from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
@@ -121,6 +122,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         assert train_dataset is not None
         if args.freeze_backbone and peft_config is not None:
             raise ValueError("`freeze_backbone` trains the head alone, so it contradicts `peft_config`: choose one.")
+        if isinstance(model, str):
+            check_saved_adapter(model)
         if roles is None:
             roles = roles_of_columns(train_dataset.column_names)
         check_preferences(train_dataset, roles)
