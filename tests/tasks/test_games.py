@@ -16,6 +16,7 @@ import measure_games
 import numpy as np
 import pytest
 import yaml
+from local_server import LocalServer
 
 from trl_multiagent import cli
 from trl_multiagent.environments.task import TaskSettings
@@ -385,3 +386,22 @@ def test_episodes_of_other_servers_go_on(servers, capfd):
 
 def test_the_script_of_the_table_has_its_games(games):
     assert {name: len(game.items) for name, game in measure_games.games().items()}["hanabi"] == 252
+
+
+@pytest.mark.parametrize("schema", [b"[" * 200_000, b"[]", b'{"action": 5}', b'{"action": null}', b"\xff", None])
+def test_what_is_no_server_of_openenv_is_one_line(schema, monkeypatch):
+    class Server(LocalServer):
+        def respond(self, request, body):
+            location = {} if schema else {"Location": f"{other.url}/schema"}
+            request.reply(200 if schema else 302, schema or b"", **location)
+
+    class Other(LocalServer):
+        def respond(self, request, body):
+            request.reply(200, {"action": {"title": "Action"}})
+
+    monkeypatch.setattr(openenv, "check_package", lambda *args: None)
+    with Other() as other, Server() as server, pytest.raises(ValueError, match="is no server of OpenEnv") as raised:
+        openenv.Servers([server.url])
+    assert "\n" not in str(raised.value)
+    with pytest.raises(ValueError, match="is no server of OpenEnv"):
+        openenv.Servers(["file:///etc"])

@@ -3,8 +3,12 @@
 import json
 import urllib.request
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
+from pydantic_core import from_json
+
+from trl_multiagent.endpoints import MAX_BODY, check_url
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
@@ -13,6 +17,11 @@ from trl_multiagent.tasks.seeded import Seeds, check_package, load_datasets
 
 TOOLS = ("Action", "CallToolAction", "ListToolsAction")  # titles of the actions of a server with tools
 CALL = 'Answer with a JSON object {"name": ..., "arguments": {...}} to call one of these tools:\n'
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        """Makes a redirect, which could lead to another host, an error."""
 
 
 @dataclass
@@ -29,9 +38,11 @@ class Servers:
         self.actors, self.actions = tuple(self.roles or ["agent"]), {}
         for url in self.servers or ["(none)"]:
             try:
-                with urllib.request.urlopen(f"{url}/schema", timeout=self.timeout) as answer:
-                    self.actions[url] = json.load(answer)["action"]
-            except (OSError, ValueError, KeyError) as error:
+                check_url("openenv.servers", url)
+                opener = urllib.request.build_opener(NoRedirects)
+                with opener.open(f"{url}/schema", timeout=self.timeout) as answer:
+                    self.actions[url] = dict(from_json(answer.read(MAX_BODY))["action"])
+            except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
                 raise ValueError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error
 
     async def play(self, item: dict, agents: Agents) -> None:
