@@ -123,9 +123,9 @@ def test_a_run_that_resumes_repeats_no_step(tmp_path):
             files.end_step(step)
             if step == 4:  # a checkpoint
                 files.flush()
-    (tmp_path / ".00000007-00000009_process1.parquet").write_text("{")
+    (tmp_path / "_00000007-00000009_process1.parquet_0123_unfinished").write_text("{")
     remove_after(tmp_path, 4)
-    assert not list(tmp_path.glob(".*"))
+    assert not list(tmp_path.glob("_*"))
     assert sorted(set(read_trace(tmp_path)["step"])) == [1, 2, 3, 4]
     remove_after(tmp_path / "nowhere", 0)
     with pytest.raises(FileNotFoundError, match="contains no trace: set `trace_steps`"):
