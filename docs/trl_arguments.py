@@ -1,5 +1,5 @@
 """
-Writes the table of TRL's arguments in configuration.md: what works, what differs, and what is refused. A test fails
+Writes the table of TRL's arguments in trl_arguments.md: what works, what differs, and what is refused. A test fails
 when it is out of date; run `python docs/trl_arguments.py` then.
 """
 
@@ -14,7 +14,7 @@ from trl_multiagent.limits import unsupported_by
 from trl_multiagent.settings.schema import TRL_NAMES
 
 
-PAGE = Path(__file__).parent / "configuration.md"
+PAGE = Path(__file__).parent / "trl_arguments.md"
 START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
     "bf16": "on by default if the hardware supports it",
