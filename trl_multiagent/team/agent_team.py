@@ -14,7 +14,7 @@ from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations import is_deepspeed_zero3_enabled
+from transformers.integrations.deepspeed import deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
@@ -688,11 +688,11 @@ class AgentTeam(nn.Module):
     def _forwards(self, team_inputs: dict[str, dict[str, Any]]) -> list[list[str]]:
         """
         Returns the agents of each forward. Agents on one model share one if launches take time, unless their rows
-        differ much in length. Agents with dropout do not. Under ZeRO-3, which gathers an adapter's weights when its
-        own modules compute, and where all processes need the same forwards, no agents do.
+        differ much in length. Agents with dropout do not, and no agents do under DeepSpeed: ZeRO-3 gathers an
+        adapter's weights when its own modules compute, and all processes need the same forwards.
         """
         groups = dict[Any, list[str]]()
-        alone = is_deepspeed_zero3_enabled() or (self.training and self.uses_dropout)
+        alone = deepspeed_config() is not None or (self.training and self.uses_dropout)
         for role, inputs in team_inputs.items():
             joins = role in self.joinable and "places" in inputs and "router_weights" not in inputs and not alone
             joins = joins and is_bound_by_launches(self.agents[role])
