@@ -15,7 +15,7 @@ from trl_multiagent.environments import (
     function_environment,
 )
 from trl_multiagent.environments.base import ask, judge, scoring_metrics
-from trl_multiagent.environments.function_environment import role_reward
+from trl_multiagent.environments.reward_functions import role_reward
 
 
 ITEMS = [{"topic": "rain", "level": 1}, {"topic": "snow", "level": 2}]

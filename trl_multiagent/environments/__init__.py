@@ -7,7 +7,8 @@ from trl_multiagent.environments.base import (
     Prompt,
     Turn,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment, role_reward
+from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.reward_functions import role_reward
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.workflow import OutOfTurns, WorkflowEnvironment, workflow
 

@@ -1,22 +1,14 @@
 """
-An environment built from prompt templates and TRL reward functions, which it calls as TRL's trainers do. They may be
-plain or `async`, and may score only one role.
+An environment built from prompt templates and TRL reward functions, see [`environments.reward_functions`].
 """
 
-import asyncio
 import functools
-import inspect
 import math
-import os
 import re
-import sys
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
-from concurrent.futures import as_completed
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from string import Formatter
-from typing import Any, TypeAlias
+from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
@@ -31,6 +23,17 @@ from trl_multiagent.environments.base import (
     scoring,
     scoring_context,
 )
+from trl_multiagent.environments.reward_functions import (
+    RewardFunction,
+    RoleReward,
+    as_messages,
+    call_rewards,
+    check_reward_function,
+    is_model,
+    load_if_model,
+    log_extra,
+    log_metric,
+)
 from trl_multiagent.environments.task_errors import (
     TaskError,
     as_number,
@@ -39,13 +42,6 @@ from trl_multiagent.environments.task_errors import (
     show,
     task_code,
 )
-from trl_multiagent.jobs.event_loop import event_loop
-from trl_multiagent.jobs.signals import at_most
-
-
-RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
-
-READ_REASONING = ("think_format_reward", "reasoning_accuracy_reward")  # functions of TRL
 
 
 class FunctionEnvironment(Environment):
@@ -217,48 +213,16 @@ class FunctionEnvironment(Environment):
         return outcomes
 
     def _score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Calls the reward functions."""
+        """Calls the reward functions, and adds up their weighted rewards."""
         if not items:
             return []
-        context = scoring_context()
-        chat_roles, outcomes = context.chat_roles, [Outcome(0.0) for _ in items]
-        trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
-        arguments = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
-        if context.prompts is not None and len(context.prompts) == len(items):
-            arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
-        else:  # the environment was called directly
-            arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
-        arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
-        arguments["episodes"] = []
-        for past, answers in zip(histories, joint_actions, strict=True):
-            last = {role: answers[role] for role in (self.order[-1] if self.order else answers)}
-            arguments["episodes"].append([*(turn.joint_action for turn in past), last])
+        context, outcomes = scoring_context(), [Outcome(0.0) for _ in items]
         names = [f"The reward function `{name}`" for name in self.reward_names]
-        calls = []
-        for name, function in zip(names, self.reward_funcs, strict=True):
-            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
-            call["log_extra"] = functools.partial(log_extra, name, outcomes)
-            if self.conversational and not isinstance(function, RoleReward):
-                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
-                    call[key] = [
-                        {role: as_messages(x, speaker) if role in chat_roles else x for role, x in texts.items()}
-                        for texts in arguments[key]
-                    ]
-            calls.append(call)
+        calls = self._calls(names, outcomes, items, joint_actions, histories)
         outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
             for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):
-                if isinstance(reward, dict):
-                    if unknown := [role for role in reward if role not in self.roles]:
-                        raise TaskError(
-                            f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
-                        )
-                    for role, x in reward.items():
-                        outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
-                        outcome.metrics[f"rewards/{key}/{role}"] = x
-                elif reward is not None:
-                    outcome.reward += weight * reward
-                    outcome.metrics[f"rewards/{key}"] = reward
+                self._add_reward(outcome, reward, weight, name, f"rewards/{key}")
         for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
             if not outcome.metrics and context.reward_none == "drop":
                 outcome.reward = math.nan
@@ -272,6 +236,54 @@ class FunctionEnvironment(Environment):
                 joint = outcome.reward
                 outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
+
+    def _calls(
+        self,
+        names: list[str],
+        outcomes: list[Outcome],
+        items: list[dict],
+        joint_actions: list[JointAction],
+        histories: list[History],
+    ) -> list[dict[str, Any]]:
+        """Returns the arguments of each reward function."""
+        context, chats = scoring_context(), scoring_context().chat_roles
+        trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
+        arguments = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
+        if context.prompts is not None and len(context.prompts) == len(items):
+            arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
+        else:  # the environment was called directly
+            arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
+        arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
+        arguments["episodes"] = []
+        for past, answers in zip(histories, joint_actions, strict=True):
+            last = {role: answers[role] for role in (self.order[-1] if self.order else answers)}
+            arguments["episodes"].append([*(turn.joint_action for turn in past), last])
+        calls = []
+        for name, function in zip(names, self.reward_funcs, strict=True):
+            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
+            call["log_extra"] = functools.partial(log_extra, name, outcomes)
+            if self.conversational and not isinstance(function, RoleReward):
+                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
+                    call[key] = [
+                        {role: as_messages(x, speaker) if role in chats else x for role, x in texts.items()}
+                        for texts in arguments[key]
+                    ]
+            calls.append(call)
+        return calls
+
+    def _add_reward(
+        self, outcome: Outcome, reward: dict[str, float] | float | None, weight: float, name: str, metric: str
+    ) -> None:
+        """Adds what the reward function `name` gave to a joint action: a reward, one per role, or nothing."""
+        if isinstance(reward, dict):
+            if unknown := [role for role in reward if role not in self.roles]:
+                raise TaskError(f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}.")
+            for role, x in reward.items():
+                outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
+                outcome.metrics[f"{metric}/{role}"] = x
+        elif reward is not None:
+            outcome.reward += weight * reward
+            outcome.metrics[metric] = reward
 
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -356,239 +368,3 @@ def fields_of(template: str) -> list[str]:
     except ValueError:  # reported when the template is filled
         return []
     return [*dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)]
-
-
-def is_model(function: Any) -> bool:
-    """
-    Returns whether this is a reward model or its id. This does not import torch: before its import, there are no
-    models.
-    """
-    torch = sys.modules.get("torch")
-    return isinstance(function, str) or (torch is not None and isinstance(function, torch.nn.Module))
-
-
-def load_if_model(function: Any) -> Any:
-    """Wraps a reward model or its id in a reward function. Returns other functions unchanged."""
-    if not is_model(function):
-        return function
-    from trl_multiagent.environments.reward_models import RewardModel  # imports torch and TRL
-
-    return RewardModel(function)
-
-
-def log_metric(name: str, metrics: dict[str, list[float]], metric: str, value: float) -> None:
-    """Implements TRL's `log_metric` for the reward function `name`. The mean over a logging step is logged."""
-    number = as_number(value)
-    if not isinstance(metric, str) or number is None:
-        raise TaskError(f"{name} logged the metric {metric!r} with the value {show(value)}; it must be a number.")
-    metrics.setdefault(metric, []).append(number)
-
-
-def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence) -> None:
-    """
-    Implements TRL's `log_extra` for the reward function `name`. The values become a column of the tables of
-    completions.
-    """
-    values = list(values)
-    if len(values) != len(outcomes):
-        raise TaskError(
-            f"{name} logged {len(values)} values in the column {column!r} for {len(outcomes)} joint actions; it must "
-            "log one each."
-        )
-    for outcome, value in zip(outcomes, values, strict=True):
-        outcome.extra[column] = value
-
-
-# Reward functions
-
-
-class RoleReward:
-    """A reward function that scores one agent, see [`role_reward`]."""
-
-    def __init__(self, role: str, function: Any, conversational: bool | None = None):
-        self.role, self.function, self.conversational = role, function, conversational
-
-    @property
-    def __name__(self) -> str:
-        return f"{self.role}/{function_name(self.function)}"
-
-    def __call__(self, prompts: Sequence[dict], completions: Sequence[dict], **kwargs: Any) -> Any:
-        number = len(completions)
-        scored = [k for k, by_role in enumerate(completions) if self.role in by_role]  # where the agent acts
-        if not scored:
-            return [None] * number
-        own_prompts = [prompts[k][self.role] for k in scored]
-        own_completions = [completions[k][self.role] for k in scored]
-        if self._is_of_trl and unwrapped(self.function).__name__ in READ_REASONING:
-            own_completions = [getattr(completion, "full", completion) for completion in own_completions]
-        if self._reads_messages(own_prompts):
-            own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
-            own_completions = [as_messages(completion, "assistant") for completion in own_completions]
-        kwargs = {name: [x[k] for k in scored] if isinstance(x, list) else x for name, x in kwargs.items()}
-        if kwargs.get("completion_ids") is not None:
-            kwargs["completion_ids"] = [by_role[self.role] for by_role in kwargs["completion_ids"]]
-        kwargs |= {"prompts": own_prompts, "completions": own_completions}
-        rewards = self.function(**accepted_arguments(self.function, kwargs))
-        if len(scored) == number:
-            return rewards
-
-        def spread(values: Any) -> list[Any]:
-            """Puts the rewards at their positions, and `None` elsewhere."""
-            by_position = dict(zip(scored, values, strict=True))
-            return [by_position.get(k) for k in range(number)]
-
-        async def spread_later() -> list[Any]:
-            return spread(await rewards)
-
-        return spread_later() if inspect.isawaitable(rewards) else spread(rewards)
-
-    @property
-    def _is_of_trl(self) -> bool:
-        module = inspect.getmodule(unwrapped(self.function))
-        return module is not None and module.__name__.startswith("trl.rewards")
-
-    def _reads_messages(self, prompts: list) -> bool:
-        if self.conversational is not None:
-            return self.conversational
-        # TRL's functions read messages only
-        return (
-            self._is_of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
-        )
-
-
-def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
-    """
-    Creates a reward of one agent's completions from a reward function that was written for a single model.
-
-    The role selects the completions that are scored, not the agent that learns from them: the score is added to the
-    joint reward, on which every agent is trained.
-
-    Args:
-        role (`str`): The agent.
-        function (`Callable`, `str` or [`~transformers.PreTrainedModel`]): A reward function in TRL's form, such as
-            `trl.rewards.think_format_reward`, plain or `async`, or a reward model or its id. It gets the agent's
-            prompts, completions and `completion_ids`. Completions are answers without their reasoning, except for
-            those functions of TRL that look for the reasoning.
-        conversational (`bool`, *optional*): Whether the function gets lists of chat messages instead of texts. By
-            default it does if the agent's tokenizer has a chat template, so that its prompts are chat messages. TRL's
-            own functions always get messages.
-
-    Example:
-
-    ```python
-    from trl.rewards import think_format_reward
-
-    environment = FunctionEnvironment(prompts, reward_funcs=[my_reward, role_reward("main", think_format_reward)])
-    ```
-    """
-    return RoleReward(role, function, conversational)
-
-
-def as_messages(text: Any, role: str) -> list[dict[str, str]]:
-    """Returns a text as a list of one chat message, and chat messages unchanged."""
-    return [{"role": role, "content": text}] if isinstance(text, str) else text
-
-
-def unwrapped(function: Any) -> Any:
-    """Returns the function inside `functools.partial` objects and role rewards."""
-    while isinstance(function, functools.partial | RoleReward):
-        function = function.func if isinstance(function, functools.partial) else function.function
-    return function
-
-
-def is_async(function: Any) -> bool:
-    """Returns whether a function is `async`, or an object with an `async` method `__call__`."""
-    function = unwrapped(function)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def check_reward_function(function: Any) -> None:
-    """
-    Raises `TypeError` for a value that is not a reward function: not callable, a class, a generator, or with
-    positional-only parameters.
-    """
-    inner = unwrapped(function)
-    if not callable(inner):
-        raise TypeError(f"`reward_funcs` contains {show(inner)}, which is not a function.")
-    name = function_name(inner)
-    if isinstance(inner, type):
-        raise TypeError(f"`reward_funcs` contains the class `{name}`: pass an instance with a method `__call__`.")
-    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
-        raise TypeError(f"The reward function `{name}` contains `yield`; it must return a list of numbers instead.")
-    parameters = parameters_of(function.function if isinstance(function, RoleReward) else function)
-    if parameters is not None and not parameters:
-        raise TypeError(f"The reward function `{name}` takes no arguments; it needs `completions`, and `**columns`.")
-    for parameter in (parameters or {}).values():
-        if parameter.kind == parameter.POSITIONAL_ONLY and parameter.default is parameter.empty:
-            raise TypeError(
-                f"The reward function `{name}` cannot be called with keyword arguments such as `completions=...`, "
-                f"because its parameter `{parameter.name}` is positional only."
-            )
-
-
-def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a function names; all of them if it takes any (`**kwargs`)."""
-    parameters = parameters_of(function)
-    kinds = {parameter.kind for parameter in (parameters or {}).values()}
-    if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
-        return dict(arguments)
-    return {name: value for name, value in arguments.items() if name in parameters}
-
-
-def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter] | None:
-    """Returns the parameters of a function; `None` if it is not written in Python and does not declare them."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError as error:
-        if isinstance(function, functools.partial):
-            raise TypeError(f"`reward_funcs` contains {show(function)}, whose arguments do not fit.") from error
-        return None
-
-
-def call_rewards(
-    names: Sequence[str], functions: Sequence[Callable], arguments: list[dict], timeout: float | None
-) -> list[Any]:
-    """
-    Calls reward functions with their arguments, and returns their results. `names`: their names in messages.
-
-    `async` functions run on the event loop of this process, concurrently with each other and with plain functions,
-    which run one after the other in this thread. All may take `timeout` seconds. Raises [`TaskError`] if a function
-    fails, or does not finish in time.
-    """
-    outputs: list[Any] = [None] * len(functions)
-    running = {}
-    start = time.monotonic()
-
-    def left() -> float | None:
-        return None if timeout is None else max(0.0, start + timeout - time.monotonic())
-
-    late = f"did not finish within {timeout} seconds: raise `reward_timeout` if needed"
-    try:
-        # `async` functions start first
-        for k in sorted(range(len(functions)), key=lambda k: not is_async(functions[k])):
-            with task_code(names[k]), at_most(left(), late):
-                outputs[k] = functions[k](**accepted_arguments(functions[k], arguments[k]))
-            if inspect.isawaitable(outputs[k]):
-                coroutine = finish(names[k], outputs[k])
-                running[asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))] = k
-        for future in as_completed(running, left()):
-            outputs[running[future]] = future.result()
-    except FutureTimeout as error:
-        name = next(names[k] for future, k in running.items() if not future.done())
-        raise TaskError(f"{name} {late}.") from error
-    finally:
-        for future in running:
-            future.cancel()  # has no effect on those that are done
-    return outputs
-
-
-async def finish(name: str, output: Awaitable) -> Any:
-    """Awaits the result of the function `name`."""
-    try:
-        with task_code(name):
-            return await output
-    except TaskError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():  # nobody reads an error, so asyncio would print it
-            raise asyncio.CancelledError from None
-        raise

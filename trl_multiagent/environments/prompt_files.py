@@ -10,8 +10,8 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Prompt, check_prompt
-from trl_multiagent.environments.function_environment import is_async
 from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.reward_functions import is_async
 from trl_multiagent.environments.task_errors import task_code
 
 

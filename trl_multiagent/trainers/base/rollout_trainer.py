@@ -268,7 +268,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.observer.reported = {}
         options |= {"num_turns": self.args.num_turns, "discount": self.args.discount}
         options |= {"process_reward": self._process_reward, "numbers": range(first, first + len(items))}
-        with scoring(ScoringContext(trainer_state=self.state)), temporarily_set(self.sampler, stream=stream):
+        self.sampler.stream = stream
+        with scoring(ScoringContext(trainer_state=self.state)):
             return function(items, self.environment, self._sample, score, **options)
 
     def _process_reward(self, reward: float) -> float:
