@@ -8,7 +8,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import OPTConfig, OPTForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
+from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Node
 
 from forwards import gradients, inputs_of

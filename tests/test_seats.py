@@ -17,7 +17,8 @@ from trl_multiagent.endpoints import Answer
 from trl_multiagent.environments.base import Turn, ask, judge
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.preferences.comparators import ask_model
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import Branch
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes, turns_of_episodes
 

@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
+from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Node
 
 

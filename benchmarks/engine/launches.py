@@ -35,7 +35,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.models import sampling_loop
-from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts, sampling_arguments
+from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Node, Samples
 
 

@@ -26,8 +26,8 @@ from trl_multiagent.rollout.sampler import (
     TeamSampler,
     TransformersGenerator,
     TurnPrompts,
-    sampling_arguments,
 )
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 

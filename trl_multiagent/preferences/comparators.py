@@ -16,7 +16,8 @@ from trl_multiagent.environments.centralized import central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, sampling_arguments
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import ask_endpoint
 from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import Node, Samples

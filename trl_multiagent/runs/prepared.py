@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,8 +44,11 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
-from trl_multiagent.trainers.base.metrics import EVAL_METRICS, is_eval_metric
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+
+
+# Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
+EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
 
 
 # Arguments whose keys or entries are roles
@@ -377,3 +380,13 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         if state.is_main_process:
             advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
             run.reservation.enter_context(locked(run.run_folder, advice))
+
+
+def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
+    """Returns whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
+    turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
+    if turn is not None:
+        return 1 <= int(turn[1]) <= num_turns
+    if agent is not None:
+        return agent[1] in roles
+    return name in (*EVAL_METRICS, "steps_per_second") or name.startswith("reward/")

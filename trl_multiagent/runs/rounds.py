@@ -18,10 +18,13 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import PartialState
+from accelerate.state import AcceleratorState
 from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import LoraConfig, PeftConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import unset_hf_deepspeed_config
 from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
@@ -64,7 +67,6 @@ from trl_multiagent.settings.derive import Settings, argument_errors, by_path, c
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.team_trainer import forget_engine, without_sharding
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 
@@ -602,3 +604,26 @@ def summary(facts: dict[str, Any]) -> str:
         f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
         f"{facts['margin']:.2f} ({REPORT_FILE})"
     )
+
+
+def forget_engine() -> None:
+    """
+    Resets accelerate, so that the next trainer can configure DeepSpeed. accelerate keeps its first configuration, and
+    refuses others.
+    """
+    AcceleratorState._reset_state()
+
+
+@contextlib.contextmanager
+def without_sharding(args: TrainingArguments) -> Iterator[None]:
+    """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
+    plugin = args.deepspeed_plugin
+    if plugin is not None:  # while it is registered, transformers shards the models that it loads
+        unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if plugin is not None:
+            plugin.set_deepspeed_weakref()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -41,7 +41,6 @@ from trl_multiagent.rollout.sampler import (
     TeamSampler,
     TransformersGenerator,
     check_stop_strings,
-    sampling_arguments,
 )
 from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.team.adapters import (
@@ -449,6 +448,8 @@ class AgentTeam(nn.Module):
         >>> episodes = team.collaborate(dataset, environment, num_turns=2)  # doctest: +SKIP
         ```
         """
+        from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+
         if self.roles != tuple(environment.roles):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
         check_stop_strings(stop_strings, self.roles)

@@ -33,7 +33,8 @@ from trl_multiagent.preferences.rows import (
     text_of,
 )
 from trl_multiagent.rollout.history import uses_chat_template
-from trl_multiagent.rollout.sampler import TeamSampler, sampling_arguments, tokenize_prompts
+from trl_multiagent.rollout.sampler import TeamSampler, tokenize_prompts
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs

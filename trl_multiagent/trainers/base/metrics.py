@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,9 +24,7 @@ from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
 from trl_multiagent.trainers.base.batch import Advantages
 
 
-# Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
-EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
-# Further metrics that a trainer logs, which are not computed here
+# Metrics that a trainer logs, which are not computed here
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
 LONG = 16  # tokens of a completion whose repetition is measured
@@ -190,16 +188,6 @@ def repetition(ids: Sequence[int]) -> float:
 def digest(text: str) -> bytes:
     """Returns a short digest of a text, the same in all processes."""
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest()
-
-
-def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
-    """Returns whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
-    turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
-    if turn is not None:
-        return 1 <= int(turn[1]) <= num_turns
-    if agent is not None:
-        return agent[1] in roles
-    return name in (*EVAL_METRICS, "steps_per_second") or name.startswith("reward/")
 
 
 def tracker_names(logs: dict[str, Any]) -> dict[str, Any]:

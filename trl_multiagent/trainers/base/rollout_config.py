@@ -10,7 +10,6 @@ from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.models.reasoning import check_template_kwargs
 from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
-from trl_multiagent.rollout.sampler import sampling_arguments
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -284,6 +283,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             if name in kwargs and (name, kwargs[name]) != ("do_sample", True):
                 raise ValueError(f"`generation_kwargs` must not set {name!r}, which other arguments decide.")
         if not self.use_vllm:
+            from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+
             sampling_arguments(kwargs)
 
     def _check_vllm(self) -> None:

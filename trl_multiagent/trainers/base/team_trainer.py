@@ -13,17 +13,15 @@ from typing import Any, NoReturn
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from huggingface_hub import CommitInfo
 from peft import PeftModel
 from torch.utils.data import DataLoader
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.integrations import (
     integration_utils,
     is_deepspeed_zero3_enabled,
-    unset_hf_deepspeed_config,
 )
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput, TrainOutput
@@ -657,29 +655,6 @@ def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
         return num_rows
     # In the last batches, the first rows count, one process after the other
     return min(num_rows, max(0, remainder - accelerator.process_index * num_rows))
-
-
-def forget_engine() -> None:
-    """
-    Resets accelerate, so that the next trainer can configure DeepSpeed. accelerate keeps its first configuration, and
-    refuses others.
-    """
-    AcceleratorState._reset_state()
-
-
-@contextlib.contextmanager
-def without_sharding(args: TrainingArguments) -> Iterator[None]:
-    """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
-    plugin = args.deepspeed_plugin
-    if plugin is not None:  # while it is registered, transformers shards the models that it loads
-        unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if plugin is not None:
-            plugin.set_deepspeed_weakref()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def check_distribution(accelerator: Accelerator) -> None:
