@@ -224,7 +224,7 @@ def test_adapters_share_one_engine_that_sleeps(tmp_path, models):
     assert {name: engine.arguments[name] for name in expected} == expected and engine.awake == set()
     assert [names for names, *_ in engine.calls] == [["aux", "main"]] * 4  # two steps of two turns
     assert len(engine.adapters) == 4 and engine.loaded_weights == []
-    assert trainer.generator.agents["aux"].num_folders == 4
+    assert trainer.generator.agents["aux"].num_shared == 4
     for name, x in team.state_dict().items():
         assert torch.equal(x, start[name]) == ("lora_" not in name), name
 
@@ -475,5 +475,11 @@ def test_two_processes(forked, tmp_path, models):
         assert [result["nodes"] for result in results] == [[1, 0], [1, 4]]
         for result in results:  # each process got the completions of its own prompts
             assert len(result["differences"]) == 2 and 0 < max(result["differences"]) < 1e-4
+    # Adapters of two steps and two agents are written once for both processes, and to memory; the last ones are kept
+    paths, others = (result["adapters"]["paths"] for result in of_ranks)
+    assert paths == others and [len(result["adapters"]["written"]) for result in of_ranks] == [2, 0]
+    for place, path in paths.items():
+        assert path.startswith(str(tmp_path / ("out" if place == "disk" else "memory")))
+    assert [result["adapters"]["left"] for result in of_ranks] == [2, 2]
     # Two steps of two turns
     assert [len(body["prompt"]) for body in server.completions] == [2, 4, 2, 4] and len(server.updates) == 2

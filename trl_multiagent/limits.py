@@ -283,7 +283,7 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
         return Annotated[hint, BeforeValidator(_read_no)]
     if hint is types.NoneType:
         return None
-    if "choices" in limits:
+    if "choices" in limits and hint not in (int, float):
         return Literal[limits["choices"]]
     if hint is str:
         return Annotated[str, AfterValidator(_check_text)]

@@ -91,7 +91,8 @@ from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.folders import cache_folder
 from trl_multiagent.models.packaged import smollm2
 from trl_multiagent.rollout.sampler import tokenize_prompts
-from trl_multiagent.runs.plan import Size, count_parameters, memory_parts
+from trl_multiagent.runs.plan import count_parameters
+from trl_multiagent.trainers.base.memory import Size, memory_parts
 
 
 PEER = "comlrl==1.4.3"

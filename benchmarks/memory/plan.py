@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.team_run import LAUNCHES, MIB, launch, run_here, save_model
 from trl_multiagent import IACConfig, MAGRPOConfig
-from trl_multiagent.runs.plan import Size, memory_parts
+from trl_multiagent.trainers.base.memory import Size, memory_parts
 
 
 LORA = {"r": 8, "target_modules": "all-linear"}

@@ -42,6 +42,15 @@ class Deterministic(MAGRPOTrainer):
         return samples
 
 
+class Cramped(Deterministic):
+    """The last process has memory for three rows in a forward."""
+
+    def agent_loss(self, role, outputs, rows):
+        if self.accelerator.process_index == self.accelerator.num_processes - 1 and len(rows) > 3:
+            raise torch.OutOfMemoryError("no room")
+        return super().agent_loss(role, outputs, rows)
+
+
 def recorded(name: str, calls: list[str]):
     """Makes a function of `torch.distributed` note that it is called."""
     function = getattr(torch.distributed, name)
@@ -53,12 +62,13 @@ def recorded(name: str, calls: list[str]):
     return record
 
 
-def update(output: str, items_per_device: int, micro_batch: int, beta: float):
+def update(output: str, items_per_device: int, micro_batch: int | str, beta: float, trainer=Deterministic):
     settings = {"items_per_device": items_per_device, "per_device_train_batch_size": micro_batch, "beta": beta}
     settings |= {"num_turns": 2, "early_termination_threshold": 0.12, "max_steps": 3, "optim": "sgd"}
     settings |= {"learning_rate": 0.5, "log_completions": True, "num_completions_to_print": 1}
     settings |= {"logging_steps": 2 if beta else 1}
-    trainer = tiny_trainer(f"{output}/{beta}", trainer=Deterministic, train_dataset=tiny_items(12), **settings)
+    label = "cramped" if trainer is Cramped else beta
+    trainer = tiny_trainer(f"{output}/{label}", trainer=trainer, train_dataset=tiny_items(12), **settings)
     trainer.calls = []  # of collectives, DDP's own of gradients not included, and the beginnings of micro-batches
     with contextlib.ExitStack() as stack:
         for name in COLLECTIVES:
@@ -71,8 +81,8 @@ def update(output: str, items_per_device: int, micro_batch: int, beta: float):
         assert trainer.accelerator.num_processes == 1 or not trainer.model_wrapped.find_unused_parameters
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
         result = {"weights": trainer.team.state_dict(), "log": log, "processes": trainer.accelerator.num_processes}
-        result |= {"gathers": gather.call_count, "calls": trainer.calls}
-        torch.save(result, f"{output}/{beta}.pt")
+        result |= {"gathers": gather.call_count, "calls": trainer.calls, "rows": trainer.args.rows_per_forward}
+        torch.save(result, f"{output}/{label}.pt")
 
 
 def update_on_samples(output: str, items_per_device: int):
@@ -111,6 +121,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for beta in (0.0, 0.1):
         update(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), beta)
+    update(sys.argv[1], int(sys.argv[2]), "auto", 0.0, Cramped)
     update_on_samples(sys.argv[1], int(sys.argv[2]))
     for number in (9, 11):  # the last batch has one pair, or three
         for name in ("madpo", "reward"):

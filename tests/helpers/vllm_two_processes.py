@@ -5,11 +5,14 @@ Samples through vLLM's double in two processes that have different numbers of pr
 
 import os
 import sys
+from pathlib import Path
 
 import torch
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.trainers.base import vllm
 
 import vllm_double
 from process_group import end_process_group
@@ -43,6 +46,25 @@ def play(mode: str, folder: str, output: str, where: dict) -> dict:
     return {"nodes": [len(nodes) for nodes in trainer._turns], "differences": differences}
 
 
+def share_adapters(folder: str, output: str) -> dict:
+    """The folders through which an engine in each process gets adapters, with and without room in memory."""
+    paths: dict[str, str] = {}
+    vllm.MEMORY = Path(output) / "memory"
+    vllm.MEMORY.mkdir(exist_ok=True)
+    for place, room in (("disk", 1e30), ("memory", 4)):
+        vllm.ROOM = room
+        team = AgentTeam.from_pretrained(folder, ["aux", "main"], LoraConfig(r=4, target_modules="all-linear"))
+        settings = {"max_steps": 2, "train_dataset": tiny_items(8), "use_vllm": True}
+        trainer = tiny_trainer(f"{output}/out", team, **settings)
+        trainer.train()
+        generation = trainer.generator.agents["main"]
+        paths[place] = generation.llm.requests["main"].lora_path
+    trainer.accelerator.wait_for_everyone()
+    left = len([*vllm.MEMORY.glob("*/*")])
+    trainer.accelerator.wait_for_everyone()  # no process ends before
+    return {"paths": paths, "written": sorted(generation.last_folders), "left": left}
+
+
 def main(output: str, folder: str, url: str, port: str):
     torch.set_num_threads(1)
     vllm_double.install(Patch())
@@ -50,6 +72,7 @@ def main(output: str, folder: str, url: str, port: str):
     results = {
         "server": play("server", folder, output, server),
         "colocate": play("colocate", folder, output, {"vllm_tensor_parallel_size": 2}),
+        "adapters": share_adapters(folder, output),
     }
     torch.save(results, f"{output}/{os.environ['RANK']}.pt")
 

@@ -3,6 +3,7 @@ The memory that `trl-multiagent plan` computes, against hand-computed bytes, tea
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,7 +11,8 @@ import yaml
 from trl_multiagent import AgentTeam, IACConfig, MAGRPOConfig, cli
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.models.packing import pack
-from trl_multiagent.runs.plan import Size, memory_parts, size_of
+from trl_multiagent.runs.plan import memory_lines, size_of
+from trl_multiagent.trainers.base.memory import Size, memory_parts
 
 from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_llama
@@ -133,6 +135,42 @@ def test_measured_peak_of_a_real_model(rows, measured):
     assert sums["held"] + sums["update"] == pytest.approx(measured, rel=0.1)
 
 
+def lines_with_vllm(stage=3, processes=8, of=None, **settings):
+    """The lines of the plan of two full agents of 7.6 B parameters, or of other ones, on H100s."""
+    config = tiny_llama().config
+    config.update({"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "vocab_size": 152064})
+    config.update({"num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128})
+    numbers = {"trained": 2 * 7_600_000_000, "largest": 7_600_000_000, "models": 2, **(of or {})}
+    settings = {"items_per_device": 2, "max_completion_length": 256, "use_vllm": True, **settings}
+    args = MAGRPOConfig("plan", bf16=True, use_cpu=True, report_to="none", **settings)
+    team = size(dimensions=config, prompt=300, **numbers)
+    return [*memory_lines(SimpleNamespace(training_args=args), team, stage, processes, "H100")]
+
+
+def test_engines_of_vllm():
+    lines = lines_with_vllm()
+    problem = "15.2 GB of weights in an engine of 12.0 GB: "
+    assert lines[-1].endswith(f"it does not fit: {problem}set `vllm_tensor_parallel_size: 2`")
+    assert "held      engines of vLLM            24.000 GB" in lines
+    assert not any(line.startswith("sampling") for line in lines)
+    assert lines_with_vllm(vllm_tensor_parallel_size=2)[-1].endswith("it fits")
+    only = lines_with_vllm(processes=8, of={"models": 1}, vllm_gpu_memory_utilization=0.2, vllm_tensor_parallel_size=8)
+    assert only[-1].endswith("it fits")
+    more = lines_with_vllm(0, 1, {"trained": 1000, "models": 1}, vllm_gpu_memory_utilization=0.2)
+    assert more[-1].endswith("set `vllm_gpu_memory_utilization: 0.25`")
+    assert lines_with_vllm(processes=2)[-1].endswith("use servers (`vllm_mode: server`) or more GPUs")
+    server = lines_with_vllm(vllm_mode="server")
+    assert server[-1].endswith("it fits") and "vLLM" not in "".join(server)
+    # While the engine sleeps, the update has its memory
+    lora = {"trained": 80_000_000, "base": 7_600_000_000, "base_bytes": 2.0, "models": 1}
+    sums = []
+    for sleeps in (False, True):
+        lines = lines_with_vllm(0, 8, lora, vllm_enable_sleep_mode=sleeps, vllm_gpu_memory_utilization=0.5)
+        sums.append(next(line for line in lines if "rows in a forward" in line))
+        assert any(line.startswith("sampling") and "vLLM" in line for line in lines) == sleeps
+    assert "8 rows" in sums[1]
+
+
 @pytest.mark.parametrize("common", [0, 100, 290])
 @pytest.mark.parametrize("hidden_size", [32, 4096])
 def test_activations_are_those_of_packed_rows(common, hidden_size):
@@ -223,7 +261,8 @@ def test_command(files, capsys, refused):
     out = capsys.readouterr().out
     assert "Plan: no weights were loaded, nothing was written." in out
     assert "Each of 4 GPUs, ZeRO-2, computing in float32:" in out and "of 80 GB (A100): it fits" in out
-    long = ["--max_completion_length", "1000000", "--num_generations", "16"]
+    assert "update    4 rows in a forward, without activation checkpointing" in out
+    long = ["--max_completion_length", "4000000", "--num_generations", "16"]
     cli.main(["plan", "--config", "run.yaml", "--task", "functions", "--gpu", "T4", *long])
     out = capsys.readouterr().out
     assert "\nOn one GPU, computing in float32:\n" in out and "it does not fit: see docs" in out

@@ -465,7 +465,7 @@ def config(**settings):
 
 def test_config_sizes():
     args = config(num_turns=2, items_per_device=3, per_device_train_batch_size=8)
-    assert (args.rows_per_item, args.gradient_accumulation_steps, args.rows_per_device) == (20, 8, 64)
+    assert (args.rows_per_item, args.gradient_accumulation_steps, args.rows_per_device) == (20, 1, 60)
     args = config(num_turns=3, joint_mode="crossed", num_agents=2, num_generations=2, items_per_device=1)
     assert args.nodes_per_turn == [1, 4, 16] and args.rows_per_item == 42
     args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)

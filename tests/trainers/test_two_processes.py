@@ -8,6 +8,7 @@ import pytest
 import torch
 
 
+LOSSES = ["loss", "grad_norm", "agents/aux/loss", "agents/main/entropy"]
 SCRIPT = Path(__file__).parents[1] / "helpers" / "two_processes.py"
 
 
@@ -35,6 +36,20 @@ def test_two_processes_make_the_same_update(results, beta):
             {name: right[name] for name in names}, rel=1e-3, abs=1e-5
         )
         assert 0 < left["turn_1/early_terminated"] < 1
+
+
+def test_all_processes_run_a_step_again_if_the_memory_of_one_does_not_suffice(results):
+    """The rows of a forward are those of a step, until they are halved to three."""
+    given = torch.load(results / "1" / "0.0.pt", weights_only=False)
+    for number in ("1", "2"):
+        cramped = torch.load(results / number / "cramped.pt", weights_only=False)
+        assert cramped["rows"] in (2, 3)
+        for name, x in given["weights"].items():
+            assert torch.allclose(x, cramped["weights"][name], rtol=1e-4, atol=1e-6), name
+        for left, right in zip(given["log"], cramped["log"], strict=True):
+            assert {name: left[name] for name in LOSSES} == pytest.approx(
+                {name: right[name] for name in LOSSES}, rel=1e-3
+            )
 
 
 @pytest.mark.parametrize(("beta", "logged"), [(0.0, 3), (0.1, 2)])

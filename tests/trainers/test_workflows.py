@@ -102,7 +102,7 @@ def test_what_does_not_act_costs_nothing(tmp_path):
     assert all(x.abs().sum() == 0 for name, x in found.items() if ".idle." in name)
     samples = [x for nodes in trainer._turns for node in nodes for x in node.samples.values()]
     assert trainer.generated_tokens == sum(len(ids) for x in samples for ids in x.completion_ids)
-    batches = [batch.agents for batch in trainer._buffered_inputs if batch.agents]
+    batches = [batch.agents for batch in trainer._buffered_inputs]
     masks = {role: [agents[role].completion_mask for agents in batches] for role in trainer.team.roles}
     rows = {role: sum(int(mask.any(dim=1).sum()) for mask in of_role) for role, of_role in masks.items()}
     assert rows == {"aux": 3, "main": 9, "idle": 0}

@@ -10,8 +10,6 @@ import copy
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +25,7 @@ from trl_multiagent.folders import ADAPTER_CONFIG
 from trl_multiagent.models.adapter_config import read_adapter_config
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import packaged
-from trl_multiagent.models.packing import can_pack, divide
+from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import (
     find_file,
     hub_arguments,
@@ -49,6 +47,7 @@ from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import TeamFile, find_sources, load_tokenizer
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
+from trl_multiagent.trainers.base.memory import Size, choose_rows, describe_rows, measure_prompts, memory_parts
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
@@ -187,8 +186,7 @@ GB = 1e9
 # Gigabytes of memory, as published
 GPUS = {"T4": 16, "4090": 24, "L40S": 48, "A100-40": 40, "A100": 80, "H100": 80, "H200": 141}
 USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
-MAX_LIVE, MAX_AHEAD = 1e9, 5e7  # parameters that DeepSpeed gathers at a time, and those that it fetches ahead
-CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in chunks of this size
+LEAST_ROOM = 1.2  # of an engine, over its weights: for activations and a cache
 MEASURED_ITEMS = 64  # number of items whose first prompts are measured
 
 
@@ -234,26 +232,6 @@ def print_memory_plan(
     print(*(f"  {line}" for line in memory_lines(run, size, stage, processes, gpu)), sep="\n")
 
 
-@dataclass(frozen=True)
-class Size:
-    """The numbers that decide the memory of a team: its parameters, and the tokens of a prompt."""
-
-    trained: int  # of agents and critics
-    frozen: int  # of agents that are not trained, and of reference policies
-    base: int  # of bases with adapters
-    base_bytes: float  # of a parameter of a base
-    largest: int  # of one agent, with its base
-    dimensions: Any  # the text configuration of the largest agent
-    prompt: int  # tokens of the longest first prompt
-    common: int  # tokens with which all first prompts of its agent begin
-    agents: int  # number of agents
-    acting: int  # number of agents that act in the first turn
-    joint: int = 1  # number of agents that sample in one call
-    adapters: int = 0  # parameters of adapters of agents
-    packs: bool = True  # whether rows of the update share their prompts
-    critics: int = 0  # number of critics
-
-
 def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
     """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
     args, loader, roles = run.training_args, run.loader, environment.roles
@@ -296,7 +274,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
     base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
-    prompts = measure_prompts(run, names, saved_team, environment, items)
+    prompts = measure_prompts(first_prompts(run, names, saved_team, environment, items))
     text = configs[largest].get_text_config()
     model = without_weights(configs[largest])
     has_router_loss = has_routers(model) and router_loss_coef(text, args.router_aux_loss_coef) != 0.0
@@ -314,6 +292,7 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
         adapters=sum(own[role] for role, number in base.items() if number),
         packs=not has_router_loss and can_pack(model, longest),
         critics=len(critics),
+        models=len({names[role] if base[role] else role for role in own}),
     )
 
 
@@ -334,18 +313,18 @@ def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int,
         return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number, 0
 
 
-def measure_prompts(
+def first_prompts(
     run: PreparedRun,
     sources: Mapping[str, str],
     saved_team: TeamFile | None,
     environment: Environment,
     items: Sequence[dict],
-) -> dict[str, int]:
+) -> list[list[list[int]]]:
     """
-    Returns the fields of [`Size`] about the first prompts of the first items; without items, as if they had no tokens.
+    Returns the token ids of the first prompts of the first items, of each agent that acts.
     `sources`: the model of each role. `saved_team`: the team that is loaded, if it is a saved one.
     """
-    args, longest, own = run.training_args, list[int](), list[list[list[int]]]()
+    args, own = run.training_args, []
     given = run.loader.arguments  # which replace what a saved team has
     nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
     for role, source in sources.items():
@@ -357,117 +336,49 @@ def measure_prompts(
         prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
         if prompts:
             own.append(tokenize_prompts(tokenizer, prompts, **kwargs))
-            longest.append(max(map(len, own[-1])))
-    if not own:
-        return {"prompt": 0, "common": 0, "acting": len(sources)}
-    columns = zip(*own[longest.index(max(longest))], strict=False)
-    common = sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, columns))
-    return {"prompt": max(longest), "common": common, "acting": len(own)}
+    return own or [[[]] for _ in sources]
 
 
 def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
     """Yields the lines of a plan about the memory of each of several GPUs, under a stage of ZeRO (0 for none)."""
-    parts = memory_parts(run.training_args, size, stage, processes)
+    args, card = run.training_args, GB * GPUS[gpu]
+    engines = args.vllm_gpu_memory_utilization * card if args.use_vllm and args.vllm_mode == "colocate" else 0.0
+    stays = 0.0 if args.vllm_enable_sleep_mode else engines
+    args.set_rows(*choose_rows(args, size, stage, processes, USABLE * card - stays))
+    yield f"{'update':<9} {describe_rows(args)}"
+    parts = memory_parts(args, size, stage, processes)
+    parts["held"]["engines of vLLM"], parts["sampling"]["engine of vLLM"] = stays, engines - stays
     for phase, numbers in parts.items():
         for name, number in numbers.items():
             if number:
                 yield f"{phase:<9} {name:<24}{number / GB:9.3f} GB"
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
-    peak = (sums["held"] + max(sums["sampling"], sums["update"])) / GB
-    fits = "it fits" if peak <= USABLE * GPUS[gpu] else "it does not fit: see docs/distributed.md"
-    yield f"{'peak':<34}{peak:9.3f} GB of {GPUS[gpu]} GB ({gpu}): {fits}"
+    peak = sums["held"] + max(sums["sampling"], sums["update"])
+    advice = engine_advice(args, size, processes, card, peak) if engines else ""
+    if peak > USABLE * card and not advice:
+        advice = "see docs/distributed.md"
+    fits = f"it does not fit: {advice}" if advice else "it fits"
+    yield f"{'peak':<34}{peak / GB:9.3f} GB of {GPUS[gpu]} GB ({gpu}): {fits}"
 
 
-def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
+def engine_advice(args: RolloutConfig, size: Size, processes: int, card: float, peak: float) -> str:
     """
-    Returns the bytes of each part: of the memory that is `held` between steps, and of the additional memory of
-    `sampling` and `update`.
-
-    Args:
-        args ([`RolloutConfig`]): The configuration of the trainer.
-        size ([`Size`]): The numbers of parameters.
-        stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
-        processes (`int`): Number of devices.
+    Returns what is needed if the part of an engine does not hold the weights of its model, else an empty text. `peak`:
+    bytes that a process needs in all.
     """
-    half = bool(args.bf16 or args.fp16)
-    number = 2.0 if half else 4.0  # bytes of an activation
-    mixed = half and stage > 0  # DeepSpeed computes with 16-bit weights, and its optimizer has float32 copies
-    weight = 2.0 if mixed or args.rounds_stochastically else 4.0
-    # Adam has two moments, and DeepSpeed a float32 copy of the weights, too. torchao's moments have 8 bits
-    state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
-    weight_shards = processes if stage == 3 else 1
-    base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
-    gradients = weight * size.trained / (processes if stage >= 2 else 1)
-    held = {
-        "weights": (weight * (size.trained + size.frozen) + base * size.base) / weight_shards,
-        "optimizer": state * size.trained / (processes if stage > 0 else 1),
-        "gradients": gradients if stage == 3 else 0.0,
-        "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
-    }
-    text = size.dimensions.per_layer_config[-1]  # layers of Gemma 4 differ, and the last is of the larger kind
-    longest = size.prompt + args.num_turns * args.max_completion_length
-    rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
-    if args.generation_token_budget is not None:
-        rows = max(1, min(rows, args.generation_token_budget // longest))
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # made by autocast
-    layers, prompt = text.num_hidden_layers, longest - args.max_completion_length
-    token = 2 * number * layers * heads * head  # keys and values
-    sampling = {
-        "key-value cache": token * rows * longest,
-        "probabilities": 3 * 4.0 * rows * text.vocab_size,
-        "stacked adapters": number * size.adapters if size.joint > 1 else 0.0,
-        # Autocast keeps no copies of frozen weights
-        "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
-    }
-    # Before, the prompts are read, each once. Adapters add their result to that of the base
-    reading = math.ceil(rows / args.completions_per_node) * prompt
-    reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * text.intermediate_size
-    sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
-    rows_of_step = args.items_per_device * args.rows_per_item
-    # Of the agents that share a forward
-    scored = size.joint * min(args.per_device_train_batch_size, rows_of_step) * args.max_completion_length
-    rows = min(size.agents * args.per_device_train_batch_size, size.acting * rows_of_step)  # of all agents
-    tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, args.completions_per_node)
-    with_critics = tokens
-    if size.critics:  # one backward for agents and critics; a central critic reads the prompts of all agents
-        is_q = args.critic_type == "q"
-        texts = rows_of_step if is_q else args.items_per_device * sum(args.nodes_per_turn)
-        texts = math.ceil(texts / math.ceil(rows_of_step / args.per_device_train_batch_size))
-        length, alike = (longest, args.completions_per_node) if is_q else (prompt, 1)
-        with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
-    # Of each token. Under autocast, what stands between products is in float32. Frozen norms keep no inputs
-    states = (14 if half else 8) if size.base else (17 if half else 10)
-    layer = number * (states * text.hidden_size + 4 * text.intermediate_size)
-    kept = layers * with_critics * number * text.hidden_size
-    # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
-    whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, text.intermediate_size))
-    if copies and size.base_bytes == 4.0:
-        # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
-        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents + size.critics)
-    live = min(size.trained + size.frozen + size.base, MAX_LIVE)
-    update = {
-        "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
-        "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
-        # DeepSpeed fetches several weights as one tensor and copies them from it
-        "stacked adapters": number * size.adapters if size.joint > 1 and not copies else 0.0,
-        "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
-        "gradients not yet split": max(whole, gradients * (stage == 2)) if stage >= 2 else 0.0,
-        "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
-    }
-    return {"held": held, "sampling": sampling, "update": update}
-
-
-def tokens_of(size: Size, sequences: int, length: int, prompt: int, completions: int) -> int:
-    """
-    Counts the tokens of a forward. The completions of a prompt share it, and an agent's prompts what they begin with,
-    if they are in one row.
-    """
-    shared = [0] * sequences
-    for k in range(1, sequences if size.packs else 0):
-        shared[k] = prompt if k % completions else size.common
-    firsts = divide([length] * sequences, shared, size.dimensions.hidden_size)
-    packed = [(end - k) * length - sum(shared[k + 1 : end]) for k, end in pairwise([*firsts, sequences])]
-    return len(packed) * max(packed)
+    given, number = args.vllm_gpu_memory_utilization, 2.0 if args.bf16 or args.fp16 else 4.0
+    weights = number * size.largest
+    parallel = [n for n in range(args.vllm_tensor_parallel_size, processes + 1) if processes % n == 0]
+    shares = {n: LEAST_ROOM * weights / n * size.models / card for n in parallel}
+    if given >= shares[parallel[0]]:
+        return ""
+    problem = (
+        f"{weights / parallel[0] / GB:.1f} GB of weights in an engine of {given * card / size.models / GB:.1f} GB: "
+    )
+    for n in sorted(parallel, key=lambda n: given < shares[n]):
+        share = max(given, math.ceil(20 * shares[n]) / 20)
+        if peak + (share - given) * card <= USABLE * card:
+            changes = {"vllm_tensor_parallel_size": n} if n > parallel[0] else {}
+            changes |= {"vllm_gpu_memory_utilization": share} if share > given else {}
+            return problem + "set " + ", ".join(f"`{name}: {value}`" for name, value in changes.items())
+    return f"{problem}use servers (`vllm_mode: server`) or more GPUs"

@@ -283,8 +283,8 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
 
 def check_results(settings: Settings, args: Any) -> None:
     """
-    Checks that the results can be written, reported and pushed. A dry run only notes missing packages, because it may
-    run elsewhere.
+    Checks that the run can sample, and write, report and push its results. A dry run only notes what is missing,
+    because it may run elsewhere.
     """
     algorithm, arguments = settings.algorithm, settings.arguments
     setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
@@ -298,6 +298,11 @@ def check_results(settings: Settings, args: Any) -> None:
         if args.hub_token is None and get_token() is None:
             advice = "log in with `hf auth login`, or set HF_TOKEN"
             missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
+    if isinstance(args, RolloutConfig):
+        try:
+            args.check_machine()
+        except (ImportError, ValueError) as error:
+            missing.append(f"section `{algorithm}`: {error}")
     if missing and not settings.dry_run:
         raise ConfigError(missing[0])
     settings.notes += missing

@@ -357,8 +357,8 @@ def complete_evaluation(settings: Settings) -> None:
     if evaluates and algorithm != "reward_model" and settings.dataset.eval_split is None:
         name = "eval_interval" if extras.eval_interval else "eval_strategy"
         raise ConfigError(f"`{algorithm}.{name}` needs an evaluation set: set `dataset.eval_split`, or remove it.")
-    one_row = "gradient_accumulation_steps" not in arguments and arguments.get("per_device_train_batch_size", 1) == 1
-    if one_row and not learns_from_pairs:
+    leaves_open = arguments.get("per_device_train_batch_size", 1) in (1, "auto")
+    if leaves_open and "gradient_accumulation_steps" not in arguments and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
         arguments.setdefault("items_per_device", 8 if algorithm in ACTOR_CRITICS else 1)
 

@@ -202,7 +202,7 @@ class ActorCriticTrainer(RolloutTrainer):
         for row in rows:
             row.node.values[critic], row.node.targets[critic] = ([0.0] * len(row.node.indices) for _ in range(2))
         most = max(1, self._most(len(rows)))
-        forwards = -(-most // self.args.per_device_train_batch_size)
+        forwards = -(-most // self.args.rows_per_forward)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         shift, factor = self._value_scales[critic]
         values = []

@@ -1,6 +1,6 @@
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from trl import GRPOConfig
 from trl.import_utils import is_vllm_available
@@ -39,10 +39,16 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     Parameters:
         items_per_device (`int`, *optional*): Number of items per device and optimizer step, each with its whole
-            rollout tree. If set, it determines `gradient_accumulation_steps`, and `per_device_train_batch_size` is
-            only the number of rows of one forward pass, which changes memory and speed, but not the update. If not
-            set, it is the number of whole trees that `per_device_train_batch_size * gradient_accumulation_steps` rows
-            hold, and at least 1.
+            rollout tree. If not set, it is the number of whole trees that `per_device_train_batch_size *
+            gradient_accumulation_steps` rows hold (8 of the former by default), and at least 1. An optimizer step
+            always uses the whole batch.
+        per_device_train_batch_size (`int` or `str`, *optional*, defaults to `"auto"`): Number of rows of one forward
+            pass of the update, which changes memory and speed, but not the update. With `"auto"`, it is chosen at the
+            first step: as many as fit into the memory of the device, with a fifth of it left free, see
+            [`~trainers.base.memory.choose_rows`]. If the memory runs out nevertheless, it is halved, and the step
+            runs again.
+        gradient_checkpointing (`bool`, *optional*): Whether activations are computed again in the backward pass, to
+            save memory. By default, they are if the rows would not fit otherwise.
         num_turns (`int`, *optional*): Largest number of turns of an episode, which is the depth of the rollout tree.
             By default 1; episodes of a workflow go on until it ends, for at most its `max_turns`.
         joint_mode (`str`, *optional*, defaults to `"align"`):
@@ -77,7 +83,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             models: `"nccl"`, or `"files"` in `vllm_adapter_dir`, for any device. Adapters are always sent as files.
         vllm_adapter_dir (`str`, *optional*): Folder through which vLLM receives adapters, and with
             `vllm_weight_transfer="files"` whole models. A server must have access to it under the same path. Defaults
-            to the output folder. What is written there is removed when the run ends.
+            to the output folder, or for engines in the training processes to memory, if there is room. What is written
+            there is removed when the run ends.
         trace_steps (`int`, *optional*): Writes the rollouts to `trace/` in the output folder, one file per process and
             this many steps. A row holds one joint action, see [`~rollout.trace`]. By default, no trace is written.
         trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest
@@ -117,6 +124,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     )
 
     items_per_device: int | None = setting(ge=1)
+    per_device_train_batch_size: int | str | None = setting(default="auto", gt=0, choices=("auto",))
+    gradient_checkpointing: bool | None = setting()
     num_turns: int = setting(ge=1, le=1000)  # not given: see `__post_init__`
     joint_mode: str = setting(default="align", choices=("align", "cross", "aligned", "crossed"))
     discount: float = setting(default=1.0, ge=0, le=1)
@@ -157,6 +166,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
 
     def __post_init__(self) -> None:
+        if str(self.per_device_train_batch_size).isdigit():  # `HfArgumentParser` gives a text
+            self.per_device_train_batch_size = int(str(self.per_device_train_batch_size))
         check_arguments(self)
         if self.scale_rewards not in SCALES[:2]:
             advice = "`advantage_normalization=True` divides advantages by their standard deviation"
@@ -169,13 +180,18 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             self.load_best_model_at_end = True
             if self.metric_for_best_model is None:
                 self.metric_for_best_model: str | None = "reward"
+        self.chooses_rows = self.per_device_train_batch_size in (None, "auto")
+        self.chooses_checkpointing = self.activation_checkpointing is None and self.gradient_checkpointing is None
+        if self.chooses_checkpointing:
+            self.activation_checkpointing: bool | None = True  # until it is chosen
         self._check_values()
         self._plan_batch()
-        # GRPOConfig checks that a batch consists of whole groups of `num_generations` completions. Here, `_plan_batch`
-        # has ensured that it consists of whole trees. With the whole batch as one group, GRPOConfig's check passes
-        num_generations, self.num_generations = self.num_generations, self.rows_per_device
+        # GRPOConfig wants two rows at least, and whole groups of `num_generations` completions. A batch here consists
+        # of whole trees, whatever a forward has. With a forward as one group, GRPOConfig's checks pass
+        given = self.num_generations, self.per_device_train_batch_size
+        self.num_generations = self.per_device_train_batch_size = max(2, self.rows_per_forward)
         super().__post_init__()
-        self.num_generations = num_generations
+        self.num_generations, self.per_device_train_batch_size = given
         is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
         if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
             raise ValueError(
@@ -236,8 +252,20 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     @property
     def rows_per_device(self) -> int:
-        """The capacity of one device in an optimizer step, in rows."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+        """The number of rows of one device in an optimizer step, if no branch ends early."""
+        return cast(int, self.items_per_device) * self.rows_per_item
+
+    @property
+    def rows_per_forward(self) -> int:
+        """The number of rows of one forward pass of the update; until it is chosen, those of a step."""
+        return cast(int, self.per_device_train_batch_size)
+
+    def set_rows(self, rows: int, checkpoints: bool) -> None:
+        """Sets what was left open of the rows of a forward and of checkpointing."""
+        if self.chooses_rows:
+            self.per_device_train_batch_size = rows
+        if self.chooses_checkpointing:
+            self.activation_checkpointing = self.gradient_checkpointing = checkpoints
 
     def check_tree_size(self, num_agents: int | None) -> None:
         """
@@ -292,34 +320,39 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             raise ValueError(
                 "`devices` cannot be combined with vLLM, whose engines would all be on the first GPU: leave one out."
             )
-        if not is_vllm_available():
-            raise ImportError(f"`use_vllm=True` needs vLLM: {install_command('vllm')}.")
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
                 f"`max_completion_length` of {self.max_completion_length} tokens. Raise the former or lower the "
                 "latter."
             )
-        if self.vllm_mode == "colocate" and self.world_size % self.vllm_tensor_parallel_size != 0:
+
+    def check_machine(self) -> None:
+        """Raises an error if this machine, or the number of processes, cannot run what it could run elsewhere."""
+        if self.use_vllm and not is_vllm_available():
+            raise ImportError(f"`use_vllm=True` needs vLLM: {install_command('vllm')}.")
+        if self.use_vllm and self.vllm_mode == "colocate" and self.world_size % self.vllm_tensor_parallel_size != 0:
             raise ValueError(
                 f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
                 f"{self.world_size} processes."
             )
 
     def _plan_batch(self) -> None:
-        """Derives `items_per_device`, if it is not set, and `gradient_accumulation_steps` from it."""
+        """
+        Derives `items_per_device`, if it is not set. A call of `training_step` runs all forwards of an optimizer step,
+        so for `Trainer` there is no accumulation.
+        """
+        rows = (8 if self.chooses_rows else self.rows_per_forward) * self.gradient_accumulation_steps
         if self.items_per_device is None:
-            if self.gradient_accumulation_steps > 1 and self.rows_per_device % self.rows_per_item != 0:
+            if self.gradient_accumulation_steps > 1 and rows % self.rows_per_item != 0:
                 raise ValueError(
-                    f"`per_device_train_batch_size * gradient_accumulation_steps` is {self.rows_per_device} rows, "
-                    f"which is not a whole number of rollout trees of {self.rows_per_item} rows. Set "
-                    "`items_per_device` instead."
+                    f"`per_device_train_batch_size * gradient_accumulation_steps` is {rows} rows, which is not a "
+                    f"whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
                 )
-            self.items_per_device = max(1, self.rows_per_device // self.rows_per_item)
+            self.items_per_device = max(1, rows // self.rows_per_item)
         if self.per_device_eval_batch_size is None:
             num_items = math.ceil(self.items_per_device * self.num_generations / self.num_generations_eval)
             self.per_device_eval_batch_size = num_items * self.num_generations_eval
-        rows = self.items_per_device * self.rows_per_item
-        self.gradient_accumulation_steps: int = math.ceil(rows / self.per_device_train_batch_size)
-        if self.rows_per_device == 1:  # GRPOConfig requires at least two
-            self.per_device_train_batch_size: int = 2
+        self.gradient_accumulation_steps: int = 1
+        if self.chooses_rows:
+            self.per_device_train_batch_size = self.rows_per_device

@@ -3,6 +3,7 @@ The base class of all trainers that learn from rollout trees: it samples and sco
 and evaluates.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
-from trl_multiagent.jobs.distributed import fail_together
+from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees, grow_trees, judge_nodes, play_episodes
@@ -70,7 +71,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
     _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
     _card_settings += ["beta", "seed"]
-    _buffered_inputs: list[Batch] | None  # the micro-batches of an optimizer step
+    _buffered_inputs: list[Batch]  # the micro-batches of an optimizer step
     _paper: dict[str, str] | None = None
 
     def __init__(
@@ -89,6 +90,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.env_step = 0  # joint actions scored in training, over all processes
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
         self._turns: Trees = []  # the nodes of the last batch, kept for failure reports
+        self._has_chosen = not (args.chooses_rows or args.chooses_checkpointing)
         self._prepare_team(team, args)
         if args.chat_template_kwargs is not None:  # saved with the team
             team.chat_template_kwargs = {role: {**args.chat_template_kwargs} for role in team.roles}
@@ -227,16 +229,19 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self._get_dataloader(self.train_dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        # As in GRPO, a batch is repeated for each micro-batch: the first repetition samples the rollouts that all of
-        # them use
+        # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
+        # of them use
         return EpochSampler(
             data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
-            repeat_count=self.args.gradient_accumulation_steps * self.num_iterations,
+            repeat_count=self.num_iterations,
             shuffle=self.shuffle_dataset,
             seed=self.args.seed,
         )
+
+    def get_total_train_batch_size(self, args: RolloutConfig) -> int:
+        return args.rows_per_device * args.world_size  # whatever a forward has
 
     # Rollouts
 
@@ -301,26 +306,27 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     # The batch
 
-    def _prepare_inputs(self, generation_batch: list[dict] | Batch) -> Batch:
-        if isinstance(generation_batch, Batch):
-            return generation_batch
-        # GRPOTrainer shuffles the rows of a generation batch, because it spreads them over several optimizer steps.
-        # Here each step uses all rows, so they keep their order: adjacent siblings share their prompt
-        steps = self.args.gradient_accumulation_steps
-        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
-            batches = self._generate_and_score_completions(generation_batch)
-            # The last micro-batch of a step is never empty: its backward reduces the gradients over processes
-            self._buffered_inputs = [Batch()] * (steps - len(batches)) + batches
-        return self._buffered_inputs[self._step % steps]
+    def _prepare_inputs(self, generation_batch: Batch) -> Batch:
+        return generation_batch  # `Trainer` calls this for a micro-batch, when the rollouts are sampled
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Batch]:
         with fail_together(self.accelerator):
             self._turns = self._play_trees(inputs)
+        if not self._has_chosen:
+            from trl_multiagent.trainers.base.memory import choose_for
+
+            choose_for(self)
         self._judge(self._turns)
         with fail_together(self.accelerator):
-            advantages = self.advantages(self._turns)
-        self.observer.rollout("train", self._turns, advantages)
-        return self._make_batches(self._turns, advantages)
+            self._step_advantages = self.advantages(self._turns)
+        self.observer.rollout("train", self._turns, self._step_advantages)
+        return self._make_batches(self._turns, self._step_advantages)
+
+    def _set_rows(self, rows: int, checkpoints: bool) -> None:
+        self._has_chosen = True
+        self.args.set_rows(rows, checkpoints)
+        if not self.args.gradient_checkpointing:
+            self.team.gradient_checkpointing_disable()
 
     def _judge(self, turns: Trees) -> None:
         """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
@@ -336,8 +342,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             rows = self.rows_to_train(all_rows)
         own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
         most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
-        number = max(1, min(args.gradient_accumulation_steps, -(-most // args.per_device_train_batch_size)))
-        size = max(args.per_device_train_batch_size, -(-most // number))
+        size = args.rows_per_forward
+        number = max(1, -(-most // size))
         counts = [
             [sum(role in x.samples for x in all_rows), sum(x.num_tokens(role) for x in all_rows)] for role in roles
         ]
@@ -403,26 +409,32 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         finite, writes the completions to the output folder, and raises a `FloatingPointError`.
         """
         rows = inputs.agents
-        outputs = model(team_inputs={role: rows[role].inputs for role in rows}, **self._critic_inputs(inputs))
-        losses = {}
-        for role in rows:
-            losses[role] = self.agent_loss(role, outputs[role], rows[role])
-            if role in self._router_loss_coefs:
-                router_loss = self._router_loss(role, outputs[role].aux_loss)
-                self.observer.sums[role, "aux_loss"] += router_loss.detach()
-                # This loss is a sum over processes, but gradients are averaged over processes
-                factor = self._router_loss_coefs[role] * self.accelerator.num_processes
-                losses[role] = losses[role] + factor * router_loss
-            self.observer.sums[role, "loss"] += losses[role].detach()
-        losses |= self._critic_losses(outputs, inputs)
-        total = sum(losses.values())
+        self._is_in_backward = False
+        inputs_of_team = {role: rows[role].inputs for role in rows}
+        forward = functools.partial(model, team_inputs=inputs_of_team, **self._critic_inputs(inputs))
+        # The forward of DeepSpeed communicates, so a failed process cannot report its error in between
+        outputs = forward() if self.is_deepspeed_enabled else None
         # Before the backward pass, whose collectives would wait for a failed process
         with fail_together(self.accelerator):
+            outputs = forward() if outputs is None else outputs
+            losses = {}
+            for role in rows:
+                losses[role] = self.agent_loss(role, outputs[role], rows[role])
+                if role in self._router_loss_coefs:
+                    router_loss = self._router_loss(role, outputs[role].aux_loss)
+                    self.observer.sums[role, "aux_loss"] += router_loss.detach()
+                    # This loss is a sum over processes, but gradients are averaged over processes
+                    factor = self._router_loss_coefs[role] * self.accelerator.num_processes
+                    losses[role] = losses[role] + factor * router_loss
+                self.observer.sums[role, "loss"] += losses[role].detach()
+            losses |= self._critic_losses(outputs, inputs)
+            total = sum(losses.values())
             if not total.isfinite():
                 role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
                 records = [record for nodes in self._turns for record in joint_action_records(nodes)]
                 name = f"agent {role!r}" if role in rows else role
                 self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
+        self._is_in_backward = True
         return total
 
     def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
@@ -434,18 +446,34 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return {}
 
     def training_step(self, model: torch.nn.Module, inputs: list[dict], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Runs all forwards and backwards of an optimizer step. The first step of a batch samples it before."""
         with self.observer.timed("step"):
             model.train()  # and the optimizer, as `Trainer` does before it prepares its inputs
             if hasattr(self.optimizer, "train"):
                 self.optimizer.train()
-            batch = self._prepare_inputs(inputs)
-            if batch.agents:
-                loss = super().training_step(model, batch, *args, **kwargs)
-            else:
-                self._step += 1
-                loss = torch.zeros((), device=self.accelerator.device)
-        if self.accelerator.sync_gradients:
-            self.observer.end_step()  # after its last micro-batch
+            if self._is_between_batches() or not self._buffered_inputs:
+                self._buffered_inputs = self._generate_and_score_completions(inputs)
+            loss = None
+            while loss is None:
+                try:
+                    loss = self._accumulate(model, *args, **kwargs)
+                except (torch.OutOfMemoryError, OtherProcessError) as error:
+                    from trl_multiagent.trainers.base.memory import check_out_of_memory, halve_rows
+
+                    check_out_of_memory(self, error)
+                if loss is None:  # outside of the handler, which holds the tensors of the forward
+                    halve_rows(self)
+        self.observer.end_step()
+        return loss
+
+    def _accumulate(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Adds up the gradients of the micro-batches. Only the last backward exchanges those of several processes."""
+        loss, state = torch.zeros((), device=self.accelerator.device), self.accelerator.gradient_state
+        for k, batch in enumerate(self._buffered_inputs, start=1):
+            state._set_sync_gradients(k == len(self._buffered_inputs))
+            waits = not state.sync_gradients and not self.is_deepspeed_enabled
+            with self.accelerator.no_sync(model) if waits else contextlib.nullcontext():
+                loss = loss + super().training_step(model, batch, *args, **kwargs)
         return loss
 
     def _load_best_model(self) -> None:
@@ -463,11 +491,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _process_state(self) -> dict[str, Any]:
         counts = {"env_step": self.env_step, "generated_tokens": self.generated_tokens}
-        return {**super()._process_state(), **counts}
+        chosen = {"rows": [self.args.rows_per_forward, self.args.gradient_checkpointing]}
+        return {**super()._process_state(), **counts, **chosen}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
         self.env_step, self.generated_tokens = state["env_step"], state["generated_tokens"]
+        self._set_rows(*state["rows"])  # so that a resumed run computes the same numbers
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -482,7 +512,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _begin_training(self) -> None:
         super()._begin_training()
-        self._step = self.state.global_step * self.args.gradient_accumulation_steps
+        self._step = self.state.global_step
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
@@ -515,6 +545,7 @@ def check_inputs(
     Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each
     other.
     """
+    args.check_machine()
     check_team(team, environment, args.num_agents)
     args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)

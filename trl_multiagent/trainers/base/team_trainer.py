@@ -664,9 +664,9 @@ def check_distribution(accelerator: Accelerator) -> None:
     # The environment variables name the requested engine. On the CPU, accelerate may silently use another one
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         raise ValueError(
-            "FSDP cannot train a team: it gathers weights at every forward pass, also during generation, so processes "
-            "whose rollout trees differ would wait for each other forever. Use ZeRO-3, which shards the same state: "
-            "accelerate_configs/zero3.yaml."
+            "FSDP cannot train a team: its first version gathers weights at every forward, also during generation, "
+            "so processes with different trees would wait for each other forever, and its second one is not "
+            "supported. Use ZeRO-3, which shards the same state: accelerate_configs/zero3.yaml."
         )
     uses_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true" and not uses_deepspeed:

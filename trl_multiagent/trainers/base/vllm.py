@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from torch import distributed
@@ -41,6 +41,7 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bounds of the sampling correction
 SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
+MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory, and its least size as a multiple of that of the adapters
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
@@ -58,8 +59,8 @@ class AgentGeneration(VLLMGeneration):
         roles (`Sequence[str]`): The agents.
         stop_strings (`Mapping[str, Sequence[str]]`): Strings that end a completion, by role.
         dtype (`str`): The data type of the engine.
-        folder (`Path`, *optional*): Folder through which a server receives the weights. By default, it receives them
-            over NCCL.
+        folder (`Path`, *optional*): Folder of the node through which an engine or a server receives the weights. By
+            default, a server receives them over NCCL.
         kwargs: Arguments of TRL's class.
     """
 
@@ -73,11 +74,16 @@ class AgentGeneration(VLLMGeneration):
         folder: Path | None = None,
         **kwargs: Any,
     ):
-        self.roles, self.stop_strings, self.dtype, self.folder = roles, stop_strings, dtype, folder
+        self.roles, self.stop_strings, self.dtype = roles, stop_strings, dtype
+        self.folder = self.node_folder = folder
         self.sent_steps: dict[str, int] = {}  # the optimizer step of the last sent weights, by their owner
         self.num_folders = 0
         self.unread: dict[str, Path] = {}  # folders with weights that a server has not read yet, by owner
         if folder is not None:
+            accelerator = kwargs["accelerator"]
+            if not accelerator.is_local_main_process:
+                folder = folder.with_name(f"{folder.name}-{accelerator.process_index}")
+            self.folder = folder  # of this process
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)  # at process exit at the latest
         super().__init__(**kwargs)
 
@@ -118,10 +124,10 @@ class AgentGeneration(VLLMGeneration):
 
     # Weights
 
-    def update(self, role: str, step: int) -> None:
+    def update(self, role: str, step: int, together: bool = True) -> None:
         """
         Sends the weights of an agent, if they were not sent since the optimizer step `step`. All processes must call
-        this method. Raises [`EngineError`] if the server does not answer.
+        this method, at the same time if they are `together`. Raises [`EngineError`] if the server does not answer.
         """
         owner = self.owner(role)
         if self.sent_steps.get(owner) == step:
@@ -130,10 +136,10 @@ class AgentGeneration(VLLMGeneration):
             # Over NCCL, a dead server would make the processes wait
             check = lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER)  # noqa: E731
             on_first(self.accelerator, lambda: self.answered(role, check))
-        self._send(owner)
+        self._send(owner, together)
         self.sent_steps[owner] = step
 
-    def _send(self, owner: str) -> None:
+    def _send(self, owner: str, together: bool) -> None:
         """
         Sends the weights to an engine or over NCCL, or writes them to a folder, which [`load`] makes the server read.
         """
@@ -270,7 +276,8 @@ class AdapterGeneration(AgentGeneration):
     folder: Path
 
     def __init__(self, **kwargs: Any):
-        self.last_folders: dict[str, Path] = {}
+        self.last_folders: dict[str, Path] = {}  # that this process has written
+        self.num_shared = 0
         super().__init__(**kwargs)
 
     def owner(self, role: str) -> str:
@@ -284,21 +291,28 @@ class AdapterGeneration(AgentGeneration):
         lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": self._rank}
         super()._start_engine(**lora, **arguments)
 
-    def _send(self, owner: str) -> None:
-        writes = self.mode == "colocate" or self.accelerator.is_main_process
-        folder = self._new_folder(owner) if writes else None
+    def _send(self, owner: str, together: bool) -> None:
+        is_colocated, shares = self.mode == "colocate", self.mode == "colocate" and together
+        writes = self.accelerator.is_local_main_process if shares else is_colocated or self.accelerator.is_main_process
+        folder = None
+        if shares:  # one process writes for all processes of its node, which read after the next barrier
+            self.num_shared += 1
+            folder = cast(Path, self.node_folder) / f"{owner}-shared-{self.num_shared}"
+        elif writes:
+            folder = self._new_folder(owner)
         with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), owner)):
-            if folder is not None:
+            if writes:
                 self.model.save_pretrained(str(folder), selected_adapters=[owner], save_embedding_layers=False)
         if folder is None:
             return
-        if self.mode == "colocate":
+        if is_colocated:
             self.llm.load(owner, folder / owner)
         else:
             self.unread[owner] = folder / owner
-        if owner in self.last_folders:
+        if writes and owner in self.last_folders:
             shutil.rmtree(self.last_folders[owner])
-        self.last_folders[owner] = folder
+        if writes:
+            self.last_folders[owner] = folder
 
     def _read_on_server(self, owner: str, folder: Path) -> None:
         body = {"lora_name": owner, "lora_path": str(folder), "load_inplace": True}
@@ -380,7 +394,7 @@ class VLLMGenerator:
             # The weights of a frozen agent are sent once
             step = 0 if role in trainer.team.frozen else trainer.state.global_step
             with trainer.team.activate(role):
-                self.agents[role].update(role, step)
+                self.agents[role].update(role, step, self.synchronized)
         self._wait()
         return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, trainer.accelerator)
 
@@ -590,8 +604,8 @@ def make_generations(
             },
         }
         if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
-            folder = Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
-            kwargs["folder"] = folder / f"vllm-{uuid.uuid4().hex}"
+            number = sum(x.nbytes for role in roles for x in adapter_parameters(model, role)) if with_adapters else 0
+            kwargs["folder"] = weights_folder(args, number)
         generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
         generations |= dict.fromkeys(roles, generation)
     if args.vllm_mode == "colocate":
@@ -599,6 +613,18 @@ def make_generations(
         # engine need the same seed
         set_seed(args.seed + accelerator.process_index // args.vllm_tensor_parallel_size)
     return generations
+
+
+def weights_folder(args: RolloutConfig, size: int) -> Path:
+    """
+    Returns a new folder of this node for weights. An engine in the process gets them through memory, if there is room
+    for several times their `size` in bytes. All processes must call this function.
+    """
+    free = min(gather_object([shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0]))
+    in_memory = args.vllm_adapter_dir is None and args.vllm_mode == "colocate" and free > ROOM * size
+    folder = MEMORY if in_memory else Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
+    name = broadcast_object_list([uuid.uuid4().hex])[0]
+    return folder / f"vllm-{name}-{socket.gethostname()}"
 
 
 def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:

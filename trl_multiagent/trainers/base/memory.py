@@ -1,0 +1,327 @@
+"""
+The memory of a training on rollouts, and what follows from it: how many rows are in a forward of the update, and
+whether it checkpoints activations. `trl-multiagent plan` computes with the same formulas.
+"""
+
+import copy
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from accelerate.utils import gather_object
+from peft import PeftModel
+from transformers.utils import logging
+
+from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.models.packing import can_pack, divide
+from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.rollout.tree import Trees, acting
+from trl_multiagent.team.agent_team import AgentTeam
+
+
+logger = logging.get_logger(__name__)
+
+
+MAX_LIVE, MAX_AHEAD = 1e9, 5e7  # parameters that DeepSpeed gathers at a time, and those that it fetches ahead
+FREE = 0.2  # share of the memory that a choice leaves free
+# Parameters of a layer times tokens of a forward, from which on a GPU limits the speed, and not its host, which needs
+# about 10 ms for the launches of a layer
+WORK = 6e11
+CGROUP = Path("/sys/fs/cgroup")
+CHUNK_TOKENS, CHUNK_WORDS, CHUNK_COPIES = 4096, 32768, 4  # TRL computes log-probabilities in chunks of this size
+
+
+@dataclass(frozen=True)
+class Size:
+    """The numbers that decide the memory of a team: its parameters, and the tokens of a prompt."""
+
+    trained: int  # of agents and critics
+    frozen: int  # of agents that are not trained, and of reference policies
+    base: int  # of bases with adapters
+    base_bytes: float  # of a parameter of a base
+    largest: int  # of one agent, with its base
+    dimensions: Any  # the text configuration of the largest agent
+    prompt: int  # tokens of the longest first prompt
+    common: int  # tokens with which all first prompts of its agent begin
+    agents: int  # number of agents
+    acting: int  # number of agents that act in the first turn
+    joint: int = 1  # number of agents that sample in one call
+    adapters: int = 0  # parameters of adapters of agents
+    packs: bool = True  # whether rows of the update share their prompts
+    critics: int = 0  # number of critics
+    models: int = 1  # number of different models and bases of agents
+
+
+def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
+    """
+    Returns the bytes of each part: of the memory that is `held` between steps, and of the additional memory of
+    `sampling` and `update`.
+
+    Args:
+        args ([`RolloutConfig`]): The configuration of the trainer.
+        size ([`Size`]): The numbers of parameters.
+        stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
+        processes (`int`): Number of devices.
+    """
+    half = bool(args.bf16 or args.fp16)
+    number = 2.0 if half else 4.0  # bytes of an activation
+    mixed = half and stage > 0  # DeepSpeed computes with 16-bit weights, and its optimizer has float32 copies
+    weight = 2.0 if mixed or args.rounds_stochastically else 4.0
+    # Adam has two moments, and DeepSpeed a float32 copy of the weights, too. torchao's moments have 8 bits
+    state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
+    weight_shards = processes if stage == 3 else 1
+    base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
+    gradients = weight * size.trained / (processes if stage >= 2 else 1)
+    held = {
+        "weights": (weight * (size.trained + size.frozen) + base * size.base) / weight_shards,
+        "optimizer": state * size.trained / (processes if stage > 0 else 1),
+        "gradients": gradients if stage == 3 else 0.0,
+        "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
+    }
+    text = size.dimensions.per_layer_config[-1]  # layers of Gemma 4 differ, and the last is of the larger kind
+    longest = size.prompt + args.num_turns * args.max_completion_length
+    rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
+    if args.generation_token_budget is not None:
+        rows = max(1, min(rows, args.generation_token_budget // longest))
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # made by autocast
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size  # GPT-2 names none
+    layers, prompt = text.num_hidden_layers, longest - args.max_completion_length
+    token = 2 * number * layers * heads * head  # keys and values
+    sampling = {
+        "key-value cache": token * rows * longest,
+        "probabilities": 3 * 4.0 * rows * text.vocab_size,
+        "stacked adapters": number * size.adapters if size.joint > 1 else 0.0,
+        # Autocast keeps no copies of frozen weights
+        "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
+    }
+    # Before, the prompts are read, each once. Adapters add their result to that of the base
+    reading = math.ceil(rows / args.completions_per_node) * prompt
+    reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * inner
+    sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
+    if args.use_vllm:  # whose engines have their own memory
+        sampling = {}
+    rows_of_step = args.items_per_device * args.rows_per_item
+    # Of the agents that share a forward
+    scored = size.joint * min(args.rows_per_forward, rows_of_step) * args.max_completion_length
+    rows = min(size.agents * args.rows_per_forward, size.acting * rows_of_step)  # of all agents
+    tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, args.completions_per_node)
+    with_critics = tokens
+    if size.critics:  # one backward for agents and critics; a central critic reads the prompts of all agents
+        is_q = args.critic_type == "q"
+        texts = rows_of_step if is_q else args.items_per_device * sum(args.nodes_per_turn)
+        texts = math.ceil(texts / math.ceil(rows_of_step / args.rows_per_forward))
+        length, alike = (longest, args.completions_per_node) if is_q else (prompt, 1)
+        with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
+    # Of each token. Under autocast, what stands between products is in float32. Frozen norms keep no inputs
+    states = (14 if half else 8) if size.base else (17 if half else 10)
+    layer = number * (states * text.hidden_size + 4 * inner)
+    kept = layers * with_critics * number * text.hidden_size
+    # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
+    whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, inner))
+    if copies and size.base_bytes == 4.0:
+        # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
+        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents + size.critics)
+    live = min(size.trained + size.frozen + size.base, MAX_LIVE)
+    update = {
+        "gradients": 0.0 if stage == 3 else gradients,
+        "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
+        "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
+        "stacked adapters": number * size.adapters if size.joint > 1 and not copies else 0.0,
+        # DeepSpeed fetches several weights as one tensor and copies them from it
+        "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
+        "gradients not yet split": max(whole, gradients * (stage == 2)) if stage >= 2 else 0.0,
+        "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
+    }
+    return {"held": held, "sampling": sampling, "update": update}
+
+
+def tokens_of(size: Size, sequences: int, length: int, prompt: int, completions: int) -> int:
+    """
+    Counts the tokens of a forward. The completions of a prompt share it, and an agent's prompts what they begin with,
+    if they are in one row.
+    """
+    shared = [0] * sequences
+    for k in range(1, sequences if size.packs else 0):
+        shared[k] = prompt if k % completions else size.common
+    firsts = divide([length] * sequences, shared, size.dimensions.hidden_size)
+    packed = [(end - k) * length - sum(shared[k + 1 : end]) for k, end in pairwise([*firsts, sequences])]
+    return len(packed) * max(packed)
+
+
+def measure_prompts(prompts: Iterable[list[list[int]]]) -> dict[str, int]:
+    """Returns the fields of [`Size`] about first prompts. `prompts`: of each agent that acts, their token ids."""
+    own = list(prompts)
+    longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
+    common = sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*longest, strict=False)))
+    return {"prompt": max(map(len, longest)), "common": common, "acting": len(own)}
+
+
+def size_of_batch(team: AgentTeam, reference: torch.nn.Module | None, turns: Trees, packs: bool) -> Size:
+    """
+    Returns the numbers of a team and of the first prompts of a batch of trees.
+
+    Args:
+        team ([`AgentTeam`]): The team, possibly with critics.
+        reference (`torch.nn.Module`, *optional*): The reference policy, if it is a model of its own.
+        turns (`Trees`): The nodes of every turn.
+        packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
+    """
+    policies, roles = team.policies, Counter(map(id, team.policies.values()))
+    with_adapters = {id(x): x for x in policies.values() if isinstance(x, PeftModel)}.values()
+    of_adapters = {id(x) for y in with_adapters for name in y.peft_config for x in adapter_parameters(y, name)}
+    base = [x for policy in with_adapters for x in policy.parameters() if id(x) not in of_adapters]
+    numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
+    largest = max(numbers, key=numbers.__getitem__)
+    trained = count(x for x in team.parameters() if x.requires_grad)
+    prompts = {role: [node.samples[role].prompt_ids for node in acting(role, turns[0])] for role in team.roles}
+    measured = measure_prompts(x for x in prompts.values() if x)
+    longest = max(
+        len(x.prompt_ids) + max(map(len, x.completion_ids)) for y in turns for z in y for x in z.samples.values()
+    )
+    return Size(
+        trained=trained,
+        frozen=count(team.parameters()) - trained - count(base) + (count(reference.parameters()) if reference else 0),
+        base=count(base),
+        base_bytes=sum(x.nbytes for x in base) / max(1, sum(x.numel() for x in base)),
+        largest=numbers[largest],
+        dimensions=team.agents[largest].config.get_text_config(),
+        **measured,
+        agents=len(team.roles),
+        joint=min(measured["acting"], max(roles.values())),
+        adapters=sum(count(adapter_parameters(policies[role], role)) for role in team.adapted_roles),
+        packs=packs and all(can_pack(agent, longest) for agent in team.agents.values()),
+        critics=0 if team.critics is None else len(team.critics.names),
+    )
+
+
+def count(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Counts numbers, also of parameters that ZeRO-3 has divided."""
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
+
+
+def memory_of(device: torch.device, team: torch.nn.Module) -> float:
+    """Returns the bytes that a process can have on its device: free memory, and the weights that it holds there."""
+    if device.type == "cpu":
+        free = psutil.virtual_memory().available
+        limit = CGROUP / "memory.max"
+        if limit.is_file() and limit.read_text().strip() != "max":
+            stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+            used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])  # without cached files
+            free = min(free, int(limit.read_text()) - used)
+        free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    else:
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + cached
+    return free + sum(parameter.nbytes for parameter in team.parameters() if parameter.device.type == device.type)
+
+
+def choose_rows(
+    args: Any, size: Size, stage: int, processes: int, memory: float, on_gpu: bool = True, turns: int | None = None
+) -> tuple[int, bool]:
+    """
+    Chooses what the user has left open: the rows of a forward of the update, and whether it checkpoints activations.
+    It is the most rows that fit into the memory and leave a fifth of it free, and no checkpointing if as many rows
+    fit without it, or, on a GPU, enough for it to be busy.
+
+    Args:
+        args ([`RolloutConfig`]): The configuration of the trainer.
+        size ([`Size`]): The numbers that decide the memory.
+        stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
+        processes (`int`): Number of devices.
+        memory (`float`): Bytes of memory of a device.
+        on_gpu (`bool`, *optional*, defaults to `True`): Whether the device is a GPU, whose host may be the slower one.
+        turns (`int`, *optional*): Number of turns of an episode. By default, the largest allowed number.
+
+    Returns:
+        `tuple[int, bool]`: The rows, and whether to checkpoint.
+    """
+    trial = copy.copy(args)
+    trial.num_turns = turns or args.num_turns
+    sizes = [args.items_per_device * trial.rows_per_item if args.chooses_rows else args.rows_per_forward]
+    while args.chooses_rows and sizes[-1] > 1:
+        sizes.append(math.ceil(sizes[-1] / 2))
+
+    def most(checkpoints: bool) -> int:
+        """Returns the most rows that fit, or 0."""
+        trial.gradient_checkpointing = checkpoints
+        for trial.per_device_train_batch_size in sizes:
+            parts = memory_parts(trial, size, stage, processes)
+            if sum(parts["held"].values()) + sum(parts["update"].values()) <= (1 - FREE) * memory:
+                return trial.rows_per_forward
+        return 0
+
+    if not args.chooses_checkpointing:
+        return most(args.gradient_checkpointing) or sizes[-1], args.gradient_checkpointing
+    rows, whole = most(True), most(False)
+    tokens = whole * size.agents * (size.prompt + args.max_completion_length)
+    work = tokens * size.largest / size.dimensions.num_hidden_layers
+    is_busy = not on_gpu or (work >= WORK and stage < 2)  # from there on, every forward or backward communicates
+    return (whole, False) if whole and (whole >= rows or is_busy) else (rows or sizes[-1], True)
+
+
+def describe_rows(args: Any) -> str:
+    """Describes how the update is computed."""
+    given = "" if args.chooses_rows else ", as given"
+    using = "with" if args.gradient_checkpointing else "without"
+    return f"{args.rows_per_forward} rows in a forward{given}, {using} activation checkpointing"
+
+
+# Of a trainer, a [`RolloutTrainer`], in its first step, and in one for which the memory does not suffice
+
+
+def choose_for(trainer: Any) -> None:
+    """Chooses the rows of a forward and checkpointing for the run of a trainer, alike on all processes."""
+    args, accelerator, turns = trainer.args, trainer.accelerator, trainer._turns
+    size = size_of_batch(trainer.team, trainer.ref_model, turns, not trainer._router_loss_coefs)
+    sizes = gather_object([(memory_of(accelerator.device, trainer.team), size)])
+    memory, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
+    stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
+    on_gpu = accelerator.device.type != "cpu"
+    trainer._set_rows(*choose_rows(args, size, stage, accelerator.num_processes, memory, on_gpu, len(turns)))
+    if accelerator.is_main_process:
+        logger.info(f"The update has {describe_rows(args)}.")
+
+
+def check_out_of_memory(trainer: Any, error: Exception) -> None:
+    """
+    Raises an error again, unless it is about memory and all processes can run the step again: none waits for another
+    one in a backward, and the old log-probabilities of the batch can be computed again.
+    """
+    is_alone = trainer.accelerator.num_processes == 1
+    can_wait = not trainer.is_deepspeed_enabled and (is_alone or not trainer._is_in_backward)
+    if "OutOfMemoryError" not in describe(error) or not (can_wait and trainer._is_between_batches()):
+        raise error
+    if not trainer.args.chooses_rows or most_rows(trainer) == 1:
+        raise error
+
+
+def most_rows(trainer: Any) -> int:
+    """Returns the most rows of a micro-batch of any process."""
+    parts = [(*batch.agents.values(), *batch.critics.values()) for batch in trainer._buffered_inputs]
+    return trainer._most(max(len(tensors) for part in parts for tensors in part))
+
+
+def halve_rows(trainer: Any) -> None:
+    """Undoes the unfinished step of a trainer, and splits its rows into smaller micro-batches, also of later steps."""
+    args, rows = trainer.args, most_rows(trainer)
+    args.per_device_train_batch_size = math.ceil(rows / 2)
+    if trainer.accelerator.is_main_process:
+        logger.warning(
+            f"Out of memory with {rows} rows in a forward: step {trainer.state.global_step + 1} runs again with "
+            f"{args.rows_per_forward}."
+        )
+    trainer._buffered_inputs = []
+    trainer.observer.sums.clear()
+    trainer.team.zero_grad()  # the optimizer's own method does nothing before the last micro-batch
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+    trainer._buffered_inputs = trainer._make_batches(trainer._turns, trainer._step_advantages)
