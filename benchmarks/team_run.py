@@ -15,7 +15,9 @@ What is measured, per process:
 - seconds: wall time of an optimizer step, rollouts included; phases: that of its parts, on a GPU until the device has
   finished;
 - reads, on a GPU: how often the host waits for the device in a step, by the line of Python that makes it wait.
-  Counting them slows the step, so it is one more step at the end.
+  Counting them slows the step, so it is one more step at the end;
+- launches, profile: of the update of that step, the operations that are no views, and with `profiles` the seconds of
+  the device (on a CPU: of the host) in the slowest of them.
 
 The first step makes the optimizer's state and is left out. A CPU stands in for devices: each process has its own
 threads.
@@ -47,6 +49,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 from transformers.trainer_pt_utils import get_model_param_count
 
+from benchmarks.engine.launches import Launches
 from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
@@ -180,6 +183,8 @@ class Clock:
 class MeasuredMixin:
     """Tells the rollouts from the update: their peak memory, their time, and how much there is to compute."""
 
+    is_watched = profiles = False  # whether the update of this step is counted, and profiled
+
     def _sample(self, *args, **kwargs):
         with self.timed("generate"):
             return super()._sample(*args, **kwargs)
@@ -204,6 +209,9 @@ class MeasuredMixin:
         batch = super()._generate_and_score_completions(inputs)
         self.peak_of_rollouts = peak()
         reset_peak()
+        if self.is_watched:
+            self.launches = self.watch.enter_context(Launches())
+            self.profile = self.watch.enter_context(torch.profiler.profile()) if self.profiles else None
         return batch
 
 
@@ -240,7 +248,9 @@ class Measure(TrainerCallback):
         self.records = []
 
     def on_step_begin(self, args, state, control, **kwargs):
-        if self.count_reads and state.global_step == args.max_steps - 1 and torch.cuda.is_available():
+        self.trainer.watch = contextlib.ExitStack()
+        self.trainer.is_watched = self.count_reads and state.global_step == args.max_steps - 1
+        if self.trainer.is_watched and torch.cuda.is_available():
             torch.cuda.set_sync_debug_mode("warn")
         reset_peak()
         self.start = now()
@@ -248,6 +258,7 @@ class Measure(TrainerCallback):
     def on_pre_optimizer_step(self, args, state, control, **kwargs):
         # DeepSpeed has stepped by now
         start = time.perf_counter()
+        self.trainer.watch.close()
         self.held = held()
         self.start += time.perf_counter() - start
 
@@ -276,6 +287,8 @@ def run(
     arguments: dict | None = None,
     prompt_tokens: int = 0,
     count_reads: bool = False,
+    profiles: bool = False,
+    grouped: bool = True,
     graphs: bool = True,
     in_place: bool = False,
 ) -> dict:
@@ -297,7 +310,9 @@ def run(
         algorithm (`str`): One of `TRAINERS`.
         arguments (`dict`, *optional*): More arguments of its configuration.
         prompt_tokens (`int`, *optional*): Characters that precede every prompt.
-        count_reads (`bool`, *optional*): Whether to count reads in the last step, which is not timed then.
+        count_reads (`bool`, *optional*): Whether to count reads and launches, in one more step that is not timed.
+        profiles (`bool`, *optional*): Whether to profile the update of the last step, too.
+        grouped (`bool`, *optional*): Whether agents on one base share a forward of the update.
         graphs (`bool`, *optional*): Whether tokens are sampled with CUDA graphs, on a GPU.
         in_place (`bool`, *optional*): Whether processes on CPUs gather tensors without copies, as those on GPUs do.
     """
@@ -332,6 +347,9 @@ def run(
     team = AgentTeam.from_pretrained(model, roles, peft_config=peft_config, dtype=dtype)
     trainer = trainer_class(team, environment, args, Dataset.from_dict({"x": list(range(num_items))}))
     measure = Measure(trainer, count_reads)
+    trainer.profiles = profiles
+    if not grouped:
+        team.joinable = {}
     trainer.add_callback(measure)
     trained_parameters = get_model_param_count(team, trainable_only=True)  # also those of critics
     replays = sampling_loop.replays if graphs else lambda device: False
@@ -354,11 +372,21 @@ def run(
         "phases": {x: statistics.median(record["phases"][x] for record in measured) for x in measured[0]["phases"]},
         "work": trainer.work,
         "reads": dict(reads.most_common()),
+        "launches": trainer.launches.number if count_reads else None,
+        "profile": slowest(trainer.profile) if profiles else None,
         "held": max(record["held"] for record in measured),
         **{phase: value - libraries for phase, value in peaks.items()},
         "libraries": libraries,
         "records": measure.records,
     }
+
+
+def slowest(profile: torch.profiler.profile) -> list[tuple[str, int, float]]:
+    """The operations that took the most time: name, number and seconds."""
+    times = [
+        (x.key, x.count, (x.self_device_time_total or x.self_cpu_time_total) / 1e6) for x in profile.key_averages()
+    ]
+    return sorted(times, key=lambda x: -x[2])[:12]
 
 
 def gather_in_place(

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command of this repository on a machine that has torch and a GPU but no package index.
 #
+#   scripts/on_gpu.sh study PART...     what a GPU is to show, in parts of under eight minutes: graphs 0.5B-lora 0.5B-full hidden code
 #   scripts/on_gpu.sh wheels            with an index: collects in .whl what such a machine lacks (25 MB)
 #   scripts/on_gpu.sh python3 -m benchmarks.engine.gpu --parts 0.5B-full     there, with .whl beside the repository's files
 set -euo pipefail
@@ -21,4 +22,17 @@ fi
 site=/tmp/trl_multiagent_wheels
 [ -d "$site" ] || python3 -m pip install --quiet --no-index --no-deps --target "$site" .whl/*.whl
 export PYTHONPATH="$PWD:$site" HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+if [ "${1:-}" = study ]; then
+	shift
+	for part in ${@:-graphs 0.5B-lora 0.5B-full hidden code}; do
+		case $part in
+			graphs) command="python3 -m pytest -q -p no:cacheprovider tests/test_generation.py -k graph" ;;
+			hidden) command="python3 -m trl_multiagent.cli train magrpo --config hidden --seeds 1,2,3" ;;
+			code) command="python3 -m trl_multiagent.cli train magrpo --config magrpo_mbpp_smollm2 --model_name ${MODEL:-Qwen/Qwen2.5-Coder-0.5B-Instruct} --max_steps 20" ;;
+			*) command="python3 -m benchmarks.engine.gpu --turns 1 --parts $part --output ${OUT:-.}/gpu.json" ;;
+		esac
+		timeout 470 $command || echo "$part has failed, or did not end in time" >&2
+	done
+	exit
+fi
 exec "$@"

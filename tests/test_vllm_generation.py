@@ -435,7 +435,7 @@ def test_a_server_with_another_model_ends_the_run(tmp_path, models):
 )
 def test_invalid_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
-        MAGRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True, bf16=False, **settings)
+        MAGRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True, bf16=False, **settings).check_machine()
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ waits.
     python -m benchmarks.engine.gpu --device cpu --smoke   # seconds: whether it runs; its numbers mean nothing
 
 Two agents with random weights of Qwen2.5-Coder's shapes, 8 items, G = 4, prompts of 300 tokens, completions of 256,
-activations checkpointed. Nothing is downloaded. `team_run.py` says what is measured and how. A run that fails, for
-example for lack of memory, is a line of the table, and a part that has used its time leaves its last runs out.
+8 rows in a forward of the update, activations checkpointed. Nothing is downloaded. `team_run.py` says what is measured
+and how. A run that fails, for example for lack of memory, is a line of the table, and a part that has used its time
+leaves its last runs out.
 
 Parts: `tests`, and for each size `<size>-full` and `<size>-lora`, with one turn and with two (a tree), and
 
 - full, float32: float32 weights, computed in bfloat16. The default;
 - full, bfloat16: weights in bfloat16, which the optimizer rounds stochastically. Needs `.[rounding]`;
 - LoRA, float32 and bfloat16: the data type of the base, `r` = 16 on all linear layers;
+- 32 rows, 32 rows kept, 32 rows alone: as the base in bfloat16 (full: float32), with 32 rows in a forward; activations
+  kept, not checkpointed; and agents on one base kept apart, in forwards of their own;
 - no graphs: float32 weights or a base in bfloat16, sampled without CUDA graphs;
 - transformers' loop: sampling with transformers' own loop instead of the package's;
 - vLLM: float32 weights, or adapters on a base in bfloat16, sampled with vLLM in the same process. Needs
@@ -81,6 +84,7 @@ COLUMNS = (
     "peak, GiB",
     "and update",
     "reads",
+    "launches",
 )
 
 
@@ -213,6 +217,10 @@ def ways(form: str, turns: list[int], chosen: list[str] | None) -> dict[str, dic
     if importlib.util.find_spec("vllm") is not None:
         kinds["vLLM"] = {"dtype": "bfloat16" if lora else "float32", "lora": lora, "arguments": VLLM}
     base = kinds["bfloat16" if lora else "float32"]
+    kinds["32 rows"] = {**base, "micro_batch": 32}
+    kinds["32 rows kept"] = {**base, "micro_batch": 32, "gradient_checkpointing": False, "profiles": True}
+    if lora:
+        kinds["32 rows alone"] = {**kinds["32 rows kept"], "profiles": False, "grouped": False}
     kinds["no graphs"] = {**base, "graphs": False}
     # transformers' own loop is used where a setting asks for a processor that ours does not have
     kinds["transformers' loop"] = {**base, "arguments": {"generation_kwargs": SLOW}}
@@ -275,7 +283,10 @@ def print_record(name: str, record: dict) -> None:
     cells += [f"{floor[phase] / phases[phase]:.1%}" for phase in ("generate", "update")]
     cells += [f"{record[phase] / MIB / 1024:.2f}" for phase in ("generate", "update")]
     cells.append(str(sum(record["reads"].values())) if record["device"] == "cuda" else "-")
+    cells.append(str(record["launches"]))
     print(f"{name:26}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+    for operation, number, seconds in record["profile"] or ():
+        print(f"    {seconds:9.4f} s in {number:6} {operation[:90]}")
 
 
 if __name__ == "__main__":
