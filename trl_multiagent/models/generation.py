@@ -17,7 +17,7 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.router_loss import without_router_logits
+from trl_multiagent.models.pretrained import without_router_logits
 from trl_multiagent.models.sampling_loop import SamplingLoop, StopStrings
 from trl_multiagent.models.shared_prompts import can_continue_cache, prompt_cache
 

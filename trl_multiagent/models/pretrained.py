@@ -99,6 +99,27 @@ def outside_of_text(model: PreTrainedModel) -> str | None:
     return rf"(?!{re.escape(name)}\.).*"
 
 
+def has_routers(model: PreTrainedModel) -> bool:
+    """
+    Returns whether a model's class is a mixture of experts that can return its router logits. GRPOTrainer checks the
+    same.
+    """
+    return hasattr(model.config.get_text_config(), "output_router_logits")
+
+
+def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
+    """Returns arguments that keep a forward from computing a router loss, whatever the model's configuration."""
+    return {"output_router_logits": False} if has_routers(model) else {}
+
+
+def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
+    """
+    Returns the weight of a model's router loss: the given one, else that of the model's configuration, as in
+    GRPOTrainer.
+    """
+    return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
+
+
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """

@@ -28,13 +28,14 @@ from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.models.pretrained import (
     find_file,
+    has_routers,
     hub_arguments,
     outside_of_text,
+    router_loss_coef,
     text_parameters,
     without_weights,
 )
 from trl_multiagent.models.reasoning import template_kwargs
-from trl_multiagent.models.router_loss import has_routers, router_loss_coef
 from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes

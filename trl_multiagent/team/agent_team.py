@@ -34,7 +34,6 @@ from trl_multiagent.models.pretrained import (
     text_parameters,
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
-from trl_multiagent.models.router_loss import forward_with_expert_sums
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import (
     MOST_PADDING,
@@ -830,6 +829,8 @@ def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any
 def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
     """Runs one agent on inputs that are on its device."""
     if router_weights is not None:
+        from trl_multiagent.models.router_loss import forward_with_expert_sums
+
         return forward_with_expert_sums(agent, router_weights, **inputs)
     return run_scored(agent, inputs)[0] if "places" in inputs else agent(**inputs)
 

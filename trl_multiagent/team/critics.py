@@ -34,8 +34,8 @@ from trl_multiagent.models.pretrained import (
     outside_of_text,
     seeded,
     text_model,
+    without_router_logits,
 )
-from trl_multiagent.models.router_loss import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.team.adapters import load_adapter_weights, save_adapter
 from trl_multiagent.team.files import load_tokenizer, part_of, save_model

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trl_multiagent.models.packing import can_pack, pack, pack_ends, scored
+from trl_multiagent.models.pretrained import without_router_logits
 from trl_multiagent.models.shared_prompts import takes_positions, token_positions
 from trl_multiagent.rollout.tree import Node, Samples, Trees
 
@@ -199,9 +200,7 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
     If the agent supports it, the common tokens of rows are computed only once. This does not apply to rows with
     `router_weights`, because a router loss counts every token of every row.
     """
-    common = {"fused_lm_head": True}
-    if hasattr(agent.config.get_text_config(), "output_router_logits"):  # a mixture of experts
-        common["output_router_logits"] = False  # whatever its configuration says
+    common = {"fused_lm_head": True, **without_router_logits(agent)}
     prompt_length, length = rows.prompt_ids.size(1), rows.completion_ids.size(1)
     if rows.router_weights is None and can_pack(agent, prompt_length + length):
         packed = pack(

@@ -35,8 +35,7 @@ from trl_multiagent.environments.task_errors import show
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.models.router_loss import expert_load, has_routers, router_loss_coef
+from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
 from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
@@ -385,6 +384,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
         with self.team.evaluating(), self.accelerator.autocast():
             for inputs in chunks:
                 sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
+        from trl_multiagent.models.router_loss import expert_load
+
         experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
