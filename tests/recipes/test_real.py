@@ -14,6 +14,7 @@ from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
+from trl_multiagent.folders import seal
 from trl_multiagent.models import gguf, packaged, pretrained
 from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
 
@@ -67,6 +68,8 @@ def test_taboo(guess, reward):
         ("milk", "white mi lk"),
         ("milk", "\u043c\u0456lk"),  # Cyrillic
         ("milk", "\u039c\u0399LK"),  # Greek
+        ("milk", "\u1d0d\u026a\u029f\u1d0b"),  # small capitals
+        ("milk", "\U0001f1f2\U0001f1ee\U0001f1f1\U0001f1f0 or \U0001f95b"),  # letters of flags, a picture
         ("milk", "\uff4dil\u200bk"),  # full width, and a space without a width
         ("milk", "m1lk or miIk"),
         ("milk", "m\u0301ilk"),
@@ -166,7 +169,9 @@ def test_the_copy_of_a_model_is_converted_once(tmp_path, monkeypatch, capsys, ti
 
 def test_an_adapter_on_the_copy_names_the_original(monkeypatch, tmp_path, tiny_model):
     """The path of the copy is another one on other machines."""
-    monkeypatch.setattr(packaged, "copy_folder", lambda: Path(tiny_model))
+    folder = shutil.copytree(tiny_model, tmp_path / "copy")
+    seal(folder)
+    monkeypatch.setattr(packaged, "copy_folder", lambda: folder)
     lora = LoraConfig(r=2, target_modules="all-linear")
     team = AgentTeam.from_pretrained(packaged.SMOLLM2, ("speaker", "decider"), lora)
     team.save_pretrained(tmp_path)

@@ -29,7 +29,7 @@ MESSAGE, STARTS = "<|message|>", "<|start|>"
 ANALYSIS = re.compile(r"analysis<\|message\|>(.*?)<\|end\|>", re.DOTALL)
 MESSAGE_END = re.compile(r"<\|(?:end|return|call|eom|eot)\|>")
 IS_MESSAGES = re.compile(r"\s*(?:<\|(?:start|channel)\|>|to=)[^\n]{,200}?<\|message\|>")
-WITHOUT_TOKENS = re.compile(r"\A\s*analysis(?=[A-Z])(?:.*assistantfinal|.*)", re.DOTALL)  # as TRL gives gpt-oss's
+WITHOUT_TOKENS = re.compile(r"\A\s*analysis(?:.*assistantfinal|(?=[A-Z]).*)", re.DOTALL)  # as TRL gives gpt-oss's
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
 # Of calls of tools: special tokens in some tokenizers

@@ -121,7 +121,10 @@ def test_a_reasoning_does_not_count():
         "def double(x):\n    return 2 * x\n",
     )
     answers = [f"{begin}{draft}{end}{right}" for begin, end in TAGS.items()]
-    answers += [f"{draft}</think>\n\n{right}", f"analysisMaybe {draft}assistantfinal{right}"]
+    answers += [
+        f"{draft}</think>\n\n{right}",
+        *(f"analysis{x} {draft}assistantfinal{right}" for x in ("Maybe", "need")),
+    ]
     start = "<|channel|>{}<|message|>"
     answers.append(start.format("analysis") + f"{draft}<|end|><|start|>assistant" + start.format("final") + right)
     answers += [f" to=self<|message|>{draft}<|eom|><|start|>assistant to=user<|message|>{right}"]
