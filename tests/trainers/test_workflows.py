@@ -3,11 +3,12 @@ Workflows: agents that act at some turns only, groups of episodes, rewards per r
 gradient is compared with a computation in plain PyTorch, one sequence at a time.
 """
 
+import contextlib
 from statistics import fmean
 
 import pytest
 
-from trl_multiagent import Environment, FunctionEnvironment, Outcome
+from trl_multiagent import Environment, FunctionEnvironment, Outcome, OutOfTurns, workflow
 
 from by_hand import distance, one_update
 from by_hand_workflows import expected_gradients, nonzero
@@ -137,6 +138,21 @@ def test_an_order_has_as_many_turns_as_the_trainer(tmp_path):
     environment = FunctionEnvironment(dict.fromkeys(ROLES, "x"), count_reward, order=[["aux"], ["main"]])
     with pytest.raises(ValueError, match="`num_turns` is 1, but an episode has 2: set it to that"):
         tiny_trainer(tmp_path, environment=environment)
+
+
+@pytest.mark.parametrize("branching", ["tree", "episodes"])
+def test_counterfactual_credit_knows_the_last_turn(tmp_path, branching):
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        with contextlib.suppress(OutOfTurns):
+            await agents.aux("a")
+            await agents.main("b")
+        return 1.0  # whatever was said
+
+    settings = {"branching": branching, "num_turns": 1, "max_steps": 1}
+    trainer = tiny_trainer(tmp_path, environment=run, credit="nothing", **settings)
+    trainer.train()
+    assert all(node.counterfactuals["aux"] == node.rewards == [1.0] * len(node.rewards) for node in trainer._turns[0])
 
 
 def test_credit_is_for_a_shared_reward(tmp_path):

@@ -1,6 +1,7 @@
 """The interface of a task, [`Environment`], and the functions that call its methods and check what they return."""
 
 import contextlib
+import hashlib
 import json
 import keyword
 import math
@@ -96,6 +97,14 @@ ID_COLUMNS = ("item_id", "task_id", "id")  # columns that name an item
 RESERVED_ROLES = ("shared", "default")
 MAX_ROLE = 100  # characters; names are in prompts, too
 MAX_TURNS = 20  # of a workflow, if neither it nor `num_turns` sets another bound
+
+
+def item_id(item: dict) -> str:
+    """Returns the id of a dataset row: one of its columns, or a hash of all of them."""
+    for name in ID_COLUMNS:
+        if name in item:
+            return str(item[name])
+    return hashlib.sha256(json.dumps(item, sort_keys=True, default=repr).encode()).hexdigest()[:12]
 
 
 def item_ids(dataset: "Dataset") -> list[str]:

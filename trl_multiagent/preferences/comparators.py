@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trl_multiagent.endpoints import EndpointClient
+from trl_multiagent.environments.base import item_id
 from trl_multiagent.environments.centralized import central_prompt, split_blocks
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
@@ -19,7 +20,6 @@ from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfi
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import ask_endpoint
-from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line

@@ -23,13 +23,14 @@ import torch
 from transformers import TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from trl_multiagent.environments.base import item_id
 from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
 from trl_multiagent.report.trace_files import TRACE_FOLDER, TraceFiles, remove_after, trace_files
-from trl_multiagent.rollout.trace import TraceRow, item_id
+from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
 

@@ -27,6 +27,7 @@ from trl_multiagent.environments.base import (
     Prompts,
     Turn,
     ask,
+    item_id,
     judge,
     scoring,
     scoring_context,
@@ -35,7 +36,6 @@ from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
 from trl_multiagent.models.reasoning import split_reasoning
 from trl_multiagent.rollout.history import whole_prompt
-from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import derive_seed
 
 

@@ -18,12 +18,10 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 | `extra/<name>` | The values that a reward function passed to `log_extra`. |
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import ID_COLUMNS, Prompt
+from trl_multiagent.environments.base import Prompt, item_id
 from trl_multiagent.rollout.tree import Trees
 
 
@@ -90,14 +88,6 @@ def trace_rows(
 def roles_of(rows: list[TraceRow]) -> list[str]:
     """Returns the roles that have columns in these rows."""
     return [name.removeprefix("completion/") for name in rows[0] if name.startswith("completion/")]
-
-
-def item_id(item: dict) -> str:
-    """Returns the id of a dataset row: one of its columns, or a hash of all of them."""
-    for name in ID_COLUMNS:
-        if name in item:
-            return str(item[name])
-    return hashlib.sha256(json.dumps(item, sort_keys=True, default=repr).encode()).hexdigest()[:12]
 
 
 def prompt_text(prompt: Prompt) -> str:

@@ -8,12 +8,11 @@ from typing import Any
 
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.base import Turn, item_id
 from trl_multiagent.environments.task_errors import UnavailableError, function_name
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
-from trl_multiagent.rollout.trace import item_id
 from trl_multiagent.rollout.tree import Node, derive_seed
 from trl_multiagent.team.load import LoadError, TeamLoader
 

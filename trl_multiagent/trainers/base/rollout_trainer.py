@@ -186,7 +186,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         Args:
             role (`str`): The agent.
             outputs ([`~trl.trainer.utils.FusedCausalLMOutput`]): The agent's output for the rows: `log_probs` and
-            `entropy`. rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
+                `entropy`.
+            rows ([`~trainers.base.batch.AgentTensors`]): The agent's rows.
 
         Returns:
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
