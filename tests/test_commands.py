@@ -92,9 +92,10 @@ def readers_folder(tmp_path, monkeypatch):
     (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
     (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
     (tmp_path / "rewards.py").write_text("def short_and_complete(completions, **columns):\n    return [0.0]\n")
-    page = (ROOT / "docs" / "workflows.md").read_text()
-    for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", page, flags=re.DOTALL):
-        (tmp_path / block.split()[1]).write_text(block)
+    for page in ("workflows", "task_settings"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", text, flags=re.DOTALL):
+            (tmp_path / block.split()[1]).write_text(block)
     pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
     cli.main(["init", str(tmp_path / "my_task")])
     (tmp_path / "config.yaml").write_text((tmp_path / "my_task" / "config.yaml").read_text())

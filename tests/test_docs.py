@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import re
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from datasets import Dataset
@@ -168,16 +171,36 @@ def test_examples_are_python_and_links_and_commands_name_files_that_exist(path):
         assert (ROOT / target).exists(), target
 
 
+def words_of(text):
+    """Returns the words that a reader meets: not those of code, comments, targets of links and folded parts."""
+    text = re.sub(
+        r"^ *```.*?^ *```|<!--.*?-->|<details.*?</details>|(?<=\])\([^)]*\)", "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    return [word for word in text.split() if re.search(r"\w", word)]
+
+
+def test_pages_for_users_are_short():
+    """Those of the chapter of references may be long."""
+    index = (ROOT / "docs" / "index.md").read_text()
+    guides, _, reference = index.partition("## Reference\n")
+    pages = ["index.md", *re.findall(r"^- \[.+?\]\((?!http)(.+?\.md)\)", guides, re.MULTILINE)]
+    assert len(pages) > 40 and "magrpo_formulas.md" in reference
+    long = {page: n for page in pages if (n := len(words_of((ROOT / "docs" / page).read_text()))) > 1000}
+    assert not long
+    for page in ("workflows", "tools", "games", "partners"):
+        assert len((ROOT / "docs" / f"{page}.md").read_text().splitlines()) <= 200
+
+
 async def grade(left, right):
     return len(left)
 
 
-def blocks_of_tasks():
-    return python_blocks(ROOT / "docs" / "workflows.md")
+def blocks(page):
+    return python_blocks(ROOT / "docs" / f"{page}.md")
 
 
 def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
-    functions, rewards, *_ = blocks_of_tasks()
+    (_, functions, _), (rewards,) = blocks("workflows"), blocks("reward_functions")
     names = run_example(functions, {"grade": grade})
     drafts, texts = names["trainer"]._turns
     assert {node.roles for node in drafts} == {("writer",)} and {node.roles for node in texts} == {("editor",)}
@@ -204,7 +227,7 @@ def test_examples_of_rewards_and_templates(run_example, tmp_path, capsys):
 
 def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    _, _, coroutine, guess, *_ = blocks_of_tasks()
+    coroutine, _, guess = blocks("workflows")
     names = {}
     exec(coroutine + guess, names)
     taboo, item = names["taboo"], {"word": "milk", "options": "milk, sun"}
@@ -222,13 +245,65 @@ def test_examples_of_a_function_and_a_class(tmp_path, monkeypatch):
 
 
 def test_examples_of_seats_and_tools(run_example):
-    *_, seat, tools, _ = blocks_of_tasks()
+    (seat,), (tools,) = blocks("partners"), blocks("tools")
     names: dict = {}
     exec(seat, names)
     (outcome,) = judge(names["environment"], [{"words": "rain roof"}], [{"writer": "Rain"}], [()])
     assert outcome.extra == {"answer/reader": "Missing: roof"}
     names = run_example(tools)
     assert {node.roles for nodes in names["trainer"]._turns for node in nodes} == {("agent",)}
+
+
+class Client:
+    """Stands for a client of the package `mcp`, which is not installed where tests run."""
+
+    tools: ClassVar[dict] = {}
+
+    def __init__(self, server):
+        pass
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        pass
+
+    async def list_tools(self):
+        tools = [SimpleNamespace(model_dump_json=lambda include, name=name: name) for name in self.tools]
+        return SimpleNamespace(tools=tools)
+
+    async def call_tool(self, name, arguments):
+        return SimpleNamespace(content=[SimpleNamespace(type="text", text=self.tools[name](**arguments))])
+
+
+def test_examples_of_an_mcp_server(monkeypatch):
+    class Server:
+        def __init__(self, name):
+            pass
+
+        def tool(self):
+            return lambda tool: Client.tools.update({tool.__name__: tool}) or tool
+
+    parts = {"Client": Client, "MCPError": OSError, "StdioServerParameters": dict}
+    monkeypatch.setitem(sys.modules, "mcp", SimpleNamespace(**parts))
+    monkeypatch.setitem(sys.modules, "mcp.server", SimpleNamespace(MCPServer=Server))
+    monkeypatch.setattr(Client, "tools", {})
+    server, client = blocks("mcp")
+    names = {"__name__": "my_mcp"}
+    exec(server + client, names)
+    ask, item = names["ask"], {"question": "Which day?", "answer": "Sunday"}
+    assert ask.live
+    ask.live = False  # so that single turns can be played
+    asked, history = ask.prompts(item, []), []
+    assert "weekday" in asked["agent"] and asked["agent"].endswith("Which day?")
+    for arguments, result in (('{"date": "2026-03-01"}', "Sunday"), ('{"date": 1}', "error"), ("{", "error")):
+        call = f'<tool_call>{{"name": "weekday", "arguments": {arguments}}}</tool_call>'
+        if arguments == '{"date": 1}':
+            call = call.replace("weekday", "month")
+        history.append(trl_multiagent.Turn(asked, {"agent": call}, trl_multiagent.Outcome(0.0)))
+        asked = ask.prompts(item, history)
+        assert result in asked["agent"]
+    assert [x.reward for x in ask.score([item], [{"agent": "A Sunday."}], [history])] == [1.0]
 
 
 def test_the_numbers_of_joint_actions_on_the_page_of_trees():
@@ -328,7 +403,7 @@ def test_collection_examples(run_example, tiny_model, monkeypatch):
 
 
 def test_task_example(tmp_path, capsys):
-    *_, task = blocks_of_tasks()
+    (task,) = blocks("task_settings")
     (tmp_path / "topics.json").write_text('[{"topic": "rain"}, {"topic": "snow"}]')
     names = {}
     exec(task, names)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from py_mini_racer import MiniRacer
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,9 +22,10 @@ def site(tmp_path_factory):
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True)
     config.plugins.on_startup(command="build", dirty=False)
     build(config)
+    (search,) = (folder / "assets" / "javascripts" / "workers").glob("search.*.js")
     return {
         path.relative_to(folder).as_posix().removesuffix("index.html"): path.read_text()
-        for path in [*folder.rglob("*.html"), folder / "search" / "search_index.json"]
+        for path in [*folder.rglob("*.html"), folder / "search" / "search_index.json", search]
     }
 
 
@@ -34,10 +36,67 @@ def test_the_site_has_every_page_and_loads_nothing_from_elsewhere(site):
         f"{page}/" for page in (pages - {"index"}) | families | {"quickstart", "CHANGELOG", "benchmarks"}
     } <= site.keys()
     for name, html in site.items():
+        if name.endswith(".js"):
+            continue
         loaded = re.findall(
             r'<(?:script|img|iframe)[^>]* src="(https?:[^"]+)"|<link[^>]*stylesheet[^>]* href="(https?:[^"]+)"', html
         )
         assert not loaded, name
+
+
+# What people type, and the pages that may come first
+SEARCHES = {
+    "custom reward": "workflows reward_functions",
+    "LoRA": "teams",
+    "resume": "checkpoints",
+    "GPU memory": "out_of_memory distributed",
+    "multi gpu": "distributed",
+    "vllm": "vllm",
+    "thinking": "reasoning",
+    "tools": "tools",
+    "frozen model": "teams partners",
+    "judge": "reward_functions",
+    "curriculum": "curricula",
+    "streaming dataset": "curricula",
+    "wandb": "output",
+    "learning rate": "magrpo",
+    "reward per role": "trees_and_episodes",
+    "self-play": "partners",
+    "push to hub": "hub",
+    "Windows": "windows",
+    "OOM": "out_of_memory",
+    "why does it not learn": "alarms",
+    "different models": "teams",
+    "QLoRA": "out_of_memory",
+    "chat template": "history",
+    "num_generations": "magrpo",
+    "human in the loop": "partners",
+    "MCP": "mcp",
+    "api key": "experts",
+    "Colab": "quickstart",
+    "save model": "teams",
+    "inference": "in_an_app",
+}
+
+
+def test_the_search_finds_what_people_type(site):
+    """The site's own script searches, in the engine of a browser."""
+    browser = MiniRacer()
+    browser.eval("var self = globalThis, hear, said; var console = {warn() {}}")
+    browser.eval("function addEventListener(kind, f) { hear = f } function postMessage(message) { said = message }")
+    browser.eval(next(script for path, script in site.items() if path.endswith(".js")))
+
+    def tell(kind, data):
+        browser.eval(f"hear({json.dumps({'data': {'type': kind, 'data': data}})})")
+        return json.loads(browser.eval("JSON.stringify(said)"))
+
+    tell(0, json.loads(site["search/search_index.json"]))
+    wrong = {}
+    for words, pages in SEARCHES.items():
+        found = [result[0]["location"].partition("/")[0] for result in tell(2, words)["data"]["items"][:1]]
+        if not {*found} & {*pages.split()}:
+            wrong[words] = found
+    assert len(SEARCHES) == 30 and len(wrong) <= 3, wrong
 
 
 def test_the_search_ranks_guides_above_the_reference(site):
