@@ -90,7 +90,7 @@ def test_the_search_finds_what_people_type(site):
         browser.eval(f"hear({json.dumps({'data': {'type': kind, 'data': data}})})")
         return json.loads(browser.eval("JSON.stringify(said)"))
 
-    tell(0, json.loads(site["search/search_index.json"]))
+    tell(0, {**json.loads(site["search/search_index.json"]), "options": {}})
     wrong = {}
     for words, pages in SEARCHES.items():
         found = [result[0]["location"].partition("/")[0] for result in tell(2, words)["data"]["items"][:1]]

@@ -249,7 +249,7 @@ class TopLevel:
     critics: list[str] | None = setting("Model ids, one per critic, instead of critic_model.name.")
     seed: int | None = setting("Random seed.", ge=0, le=4294967295)  # numpy takes no other
     seats: dict[str, Any] | None = setting(
-        "Players of the roles that are not trained, a section per role; see docs/workflows.md."
+        "Players of the roles that are not trained, a section per role; see docs/partners.md."
     )
 
 
