@@ -354,6 +354,19 @@ def test_examples_of_a_trained_team(run_example):
     run_example(alone.replace("my_run", "other"), classes)
 
 
+def test_examples_of_the_sandbox_and_of_one_agent(run_example, capsys):
+    first, second = blocks("sandbox")
+    run_example(second, run_example(first))
+    assert capsys.readouterr().out.splitlines()[0] == "2 of 2"
+    (single,), (configs,), (reasoning,) = blocks("controls"), blocks("trainers"), blocks("reasoning")
+    names = {"environment": tiny_environment(["poet", "critic"]), "AgentTeam": trl_multiagent.AgentTeam}
+    assert run_example(single, names)["team"].roles == names["environment"].roles == ("team",)
+    assert run_example(configs)["critics"].num_generations == 1
+    review = run_example(reasoning)["review"]
+    asked = review.prompts({"question": "Rain?"}, [])
+    assert asked == {"solver": "Rain?"}
+
+
 def test_actor_critic_example(run_example):
     (example,) = python_blocks(ROOT / "docs" / "actor_critic.md")
     log = run_example(example)["trainer"].state.log_history
