@@ -2,7 +2,7 @@
 The plan of a training on rollouts, which `--dry_run` and `trl-multiagent plan` print. No model is loaded.
 
 The memory that is held between steps (weights, gradients, the optimizer's state) is exact for Adam; see
-docs/distributed.md for the formulas. The memory of sampling and of the update is an estimate: the key-value cache of
+docs/memory.md for the formulas. The memory of sampling and of the update is an estimate: the key-value cache of
 the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
@@ -357,7 +357,7 @@ def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: 
     peak = sums["held"] + max(sums["sampling"], sums["update"])
     advice = engine_advice(args, size, processes, card, peak) if engines else ""
     if peak > USABLE * card and not advice:
-        advice = "see docs/distributed.md"
+        advice = "see docs/out_of_memory.md"
     fits = f"it does not fit: {advice}" if advice else "it fits"
     yield f"{'peak':<34}{peak / GB:9.3f} GB of {GPUS[gpu]} GB ({gpu}): {fits}"
 
