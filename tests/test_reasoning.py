@@ -388,6 +388,8 @@ def test_results_of_tools_follow_their_calls_alone():
     messages = [question, {**called, "tool_calls": written}, first, second]
     expected = prompt_of(tokenizer, [question, {**called, "tool_calls": calls}, first, second])
     assert render_chat(tokenizer, messages) == expected
+    malformed = "<tool_call>add(number=</tool_call>"
+    assert malformed in render_chat(tokenizer, [question, {**called, "tool_calls": malformed}, first])
 
 
 def test_a_seat_that_opens_an_episode_forges_nothing():

@@ -97,6 +97,9 @@ FORMS = {
     "a block without a language": f'```\n[{{"name": "guess", "parameters": {NUMBER}}}]\n```',
     "Gemma 3": "```tool_code\nguess(number=5)\n```",
     "Llama 4": "[guess(number=5)]",
+    "Llama 4, without a list": "guess(number=5)",
+    "Llama 3.1, in Python": "<|python_tag|>guess(number=5)",
+    "Hermes, in a block": f'<tool_call>\n```json\n{{"name": "guess", "arguments": {NUMBER}}}\n```\n</tool_call>',
     "ReAct": f"Thought: Hm.\nAction: guess\nAction Input: {NUMBER}\nObservation: ok\nAction: ask\nAction Input: ",
     "ReAct, a text": "**Action:** guess\n**Action Input:** 5",
     "ReAct, a block": f"Action: guess\nAction Input:\n```json\n{NUMBER}\n```",
@@ -141,7 +144,13 @@ def test_long_answers_without_an_end_are_read_at_once(unit):
 
 OTHERS = ['{"name": "Bob", "age": 3}', "[1, 2]", "{not JSON", "Hm: {}", "[]", "[max(1, 2)]"]
 OTHERS += ['```json\n{"a": 1}\n```']
-OTHERS += ["```python\nguess(number=5)\n```", "Action: think of it", '{"action": "Final Answer", "action_input": "5"}']
+OTHERS += [
+    "```python\nguess(number=5)\n```",
+    "```\nguess(number=5)\n```",
+    "guess(5)",
+    "Action: think of it",
+    '{"action": "Final Answer", "action_input": "5"}',
+]
 
 
 @pytest.mark.parametrize("text", OTHERS)

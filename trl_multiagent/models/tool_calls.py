@@ -27,8 +27,11 @@ CALL = re.compile(
 )
 # A block of JSON, or of Gemma's calls in Python, that ends an answer
 BLOCK = re.compile(
-    r"^```[ \t]*(json|tool_calls?|tool_code|)[ \t]*\n((?:(?!^```).)*)^[ \t]*```\s*\Z", re.DOTALL | re.MULTILINE
+    r"^```[ \t]*(?:json|tool_calls?|tool_code|(?=\s*[\[{]))[ \t]*\n((?:(?!^```).)*)^[ \t]*```\s*\Z",
+    re.DOTALL | re.MULTILINE,
 )
+FENCES = re.compile(r"\A\s*```\w*|```\s*\Z")
+IN_PYTHON = re.compile(r"\s*\[?\s*[\w.]+\(")
 # Of ReAct. What follows an observation was made up
 ACTION = re.compile(
     r"^[ \t*]*Action[ \t*]*:[ \t*]*([\w.-]+)[ \t]*(?:(\([^\n]*\)|\[[^\n]*\])[ \t]*$"
@@ -55,35 +58,31 @@ def find_calls(answer: str) -> list[str]:
     """
     Returns the texts of the tool calls in an answer, in the forms that open models write. Calls that are quoted as
     code are not made. Without tags, an answer may consist of calls, in JSON as those of Llama and of OpenAI's
-    interface or as a list in Python; end with them in a block of code; or have a line `Action:`.
+    interface or in Python as those of Llama 4; end with them in a block of code; or have a line `Action:`.
     """
-    if found := calls_alone(answer, is_python=answer.lstrip().startswith("[")):
-        return [found]
+    if are_calls(answer):
+        return [answer]
     matches = [*CALL.finditer(answer)]
     if calls := [match for match in matches if match["quoted"] is None]:
         return [next(text for text in match.groups() if text is not None) for match in calls]
-    if (block := BLOCK.search(answer)) and (found := calls_alone(block[2], is_python=block[1] == "tool_code")):
-        return [found]
+    if (block := BLOCK.search(answer)) and are_calls(block[1]):
+        return [block[1]]
     for action in ACTION.finditer(answer):
         if not any(quote.start() <= action.start() < quote.end() for quote in matches):
             name, brackets, given = action.groups()
-            given = brackets[1:-1] if brackets else re.sub(r"^```\w*|```$", "", given.strip()).strip()
-            in_python = calls_alone(f"{name}({given})", is_python=True) if brackets else ""
-            return [in_python or json.dumps({"name": name, "arguments": given})]
+            given = brackets[1:-1] if brackets else FENCES.sub("", given).strip()
+            in_python = f"{name}({given})"
+            return [in_python if brackets and are_calls(in_python) else json.dumps({"name": name, "arguments": given})]
     return []
 
 
-def calls_alone(text: str, is_python: bool) -> str:
-    """Returns a text that consists of calls, those in Python as JSON, or an empty text."""
+def are_calls(text: str) -> bool:
+    """Returns whether a text consists of calls, in JSON or in Python."""
     with contextlib.suppress(*MALFORMED):
-        if text.lstrip()[:1] in ("{", "["):
+        if text.lstrip()[:1] in ("{", "[") or IN_PYTHON.match(text):
             calls = read_calls(text)
-            if calls and all(is_call(call) for call in calls):
-                return text
-    with contextlib.suppress(*MALFORMED):
-        calls = python_calls(text) if is_python else []
-        return json.dumps(calls) if calls else ""
-    return ""
+            return bool(calls) and all(map(is_call, calls))
+    return False
 
 
 def unread_call(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -109,8 +108,10 @@ def is_call(value: Any) -> bool:
 
 
 def read_calls(text: str) -> list[Any]:
-    """Reads the calls in a text that [`find_calls`] returned. Raises `ValueError` if they are malformed."""
-    text, found = text.strip(), TEXTS.findall(text)
+    """Reads the calls in a text that [`find_calls`] returned. Malformed ones raise an error of [`MALFORMED`]."""
+    if IN_PYTHON.match(text):
+        return python_calls(text)
+    text, found = FENCES.sub("", text).strip(), TEXTS.findall(text)
     named = NAMED.match(text)
     if found or (named is None and text[:1] not in ("{", "[")):  # the arguments are texts
         name = re.split(r"[<>\s\"]", re.sub(r'^<(?:function=|invoke name="?)', "", text), maxsplit=1)[0]

@@ -30,7 +30,13 @@ from trl_multiagent.models.chat_markers import CONTENT
 from trl_multiagent.models.generation import Agents, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
-from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs, template_kwargs
+from trl_multiagent.models.reasoning import (
+    MALFORMED,
+    CompletionReader,
+    Reasoning,
+    check_template_kwargs,
+    template_kwargs,
+)
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node, Samples, acting, derive_seed, first_nodes
@@ -378,7 +384,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
     for k, message in enumerate(messages):
         if isinstance(calls := message.get("tool_calls"), str):
             messages[k] = {"role": "assistant", "content": calls}
-            with contextlib.suppress(ValueError, RecursionError):  # a malformed call stays a text
+            with contextlib.suppress(*MALFORMED):  # a malformed call stays a text
                 if messages[k + 1]["role"] == "tool":
                     found = [{"function": call} for text in find_calls(calls) for call in read_calls(text)]
                     messages[k], result = {**message, "tool_calls": found}, k + 1
