@@ -11,6 +11,7 @@ from trl_multiagent import AgentTeam
 from trl_multiagent.rollout.sampler import TransformersGenerator, TurnPrompts
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.tree import Node
+from trl_multiagent.team import agent_team
 
 from forwards import gradients, inputs_of
 from tiny import byte_tokenizer, team_of, tiny_llama
@@ -128,3 +129,15 @@ def test_gradients(name, rows):
         expected = gradients(alone, inputs)
     for x, y in zip(together, expected, strict=True):
         assert torch.allclose(x, y, rtol=1e-4, atol=1e-5 * max(1.0, y.abs().max()))
+
+
+@pytest.mark.parametrize("of_other", [[["aux", "main"]], [["aux"], ["main"]]])
+def test_processes_of_deepspeed_make_the_same_forwards(monkeypatch, of_other):
+    """ZeRO-1 and ZeRO-2 add up gradients by their order, which depends on the forwards."""
+    team = TEAMS["two agents"][0]()
+    inputs = inputs_of(team, dict.fromkeys(team.roles, ROWS["packed"]))
+    monkeypatch.setattr(agent_team, "deepspeed_config", dict)
+    monkeypatch.setattr(agent_team, "gather_object", lambda own: [*own, of_other])
+    assert team._forwards(inputs) == of_other
+    with torch.no_grad():  # processes make different numbers of these
+        assert team._forwards(inputs) == [["aux", "main"]]

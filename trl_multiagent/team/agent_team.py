@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from huggingface_hub import CommitInfo
 from peft import LoraConfig, PeftModel
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.integrations.deepspeed import deepspeed_config
+from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 from trl.trainer.utils import get_config_model_id
@@ -688,11 +688,11 @@ class AgentTeam(nn.Module):
     def _forwards(self, team_inputs: dict[str, dict[str, Any]]) -> list[list[str]]:
         """
         Returns the agents of each forward. Agents on one model share one if launches take time, unless their rows
-        differ much in length. Agents with dropout do not, and no agents do under DeepSpeed: ZeRO-3 gathers an
-        adapter's weights when its own modules compute, and all processes need the same forwards.
+        differ much in length. Agents with dropout do not, and no agents do under ZeRO-3, which gathers an adapter's
+        weights when its own modules compute.
         """
         groups = dict[Any, list[str]]()
-        alone = deepspeed_config() is not None or (self.training and self.uses_dropout)
+        alone = is_deepspeed_zero3_enabled() or (self.training and self.uses_dropout)
         for role, inputs in team_inputs.items():
             joins = role in self.joinable and "places" in inputs and "router_weights" not in inputs and not alone
             joins = joins and is_bound_by_launches(self.agents[role])
@@ -703,6 +703,11 @@ class AgentTeam(nn.Module):
             padded = sum(rows for rows, _ in shapes) * max(length for _, length in shapes)
             is_little = padded <= MOST_PADDING * sum(rows * length for rows, length in shapes)
             forwards += [roles] if is_little else [[role] for role in roles]
+        if deepspeed_config() is not None and torch.is_grad_enabled() and not alone and len(team_inputs) > 1:
+            # DeepSpeed adds the first gradient that comes in one process to the first in the others, whatever its
+            # weight. Forwards decide the order in which they come, and the lengths of rows differ among processes
+            if any(others != forwards for others in gather_object([forwards])):
+                forwards = [[role] for role in team_inputs]
         return forwards
 
     # What a trainer expects of a single model. These attributes and methods are those of the active agent
