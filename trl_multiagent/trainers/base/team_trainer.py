@@ -48,6 +48,8 @@ from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_w
 
 logger = logging.get_logger(__name__)
 
+BUCKETS = 20  # reductions of the gradients in a step under DeepSpeed
+
 
 class CommonTrainerMixin(CheckpointMixin):
     """
@@ -185,9 +187,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 own = {"cross_entropy": False, "fused_linear_cross_entropy": False}
                 apply_liger_kernel(model, {**(args.liger_kernel_config or {}), **own})
         if args.deepspeed_plugin is not None:
-            # "auto" makes transformers use the hidden size squared. DeepSpeed's own default, 5e8 gradients, needs a
-            # buffer of one gigabyte, which is more than the shards of a small team
-            args.deepspeed_plugin.deepspeed_config["zero_optimization"].setdefault("reduce_bucket_size", "auto")
+            # DeepSpeed's own default, 5e8 gradients, needs a buffer of one gigabyte, more than the shards of a
+            # small team. transformers' "auto" is the hidden size squared: hundreds of small reductions
+            trained = sum(getattr(x, "ds_numel", x.numel()) for x in team.parameters() if x.requires_grad)
+            zero = args.deepspeed_plugin.deepspeed_config["zero_optimization"]
+            zero.setdefault("reduce_bucket_size", min(500_000_000, max(500_000, trained // BUCKETS)))
         if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
             if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
