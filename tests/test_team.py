@@ -225,6 +225,7 @@ def test_a_team_can_be_loaded_from_saved_adapters(tiny_model, tmp_path):
 FOREIGN = {
     '{"megatron_config": {"x": 1}, "megatron_core": "evil"}': "`megatron_config` of the adapter in",
     '{"peft_type": "IA3"}': "`peft_type` of the adapter in .* is 'IA3', which is not supported",
+    '{"base_model_name_or_path": null}': "is damaged: `base_model_name_or_path` names no base",
     '{"bias": "all"}': "`bias` of the adapter in .* is 'all'",
     '{"something": 1}': "`something` of the adapter in .* is 1, which is not supported",
     '{"init_lora_weights": "pissa"}': "`init_lora_weights` of the adapter in .* is 'pissa'",
@@ -265,11 +266,16 @@ def test_a_pickle_that_could_run_code_is_one_line(tiny_model, tmp_path):
 
     shutil.copytree(tiny_model, tmp_path / "model")
     (tmp_path / "model/model.safetensors").unlink()
+    name = str(tmp_path / "model")
     for content in (Pickled(), {"x": Pickled()}):
         torch.save(content, tmp_path / "model/pytorch_model.bin")
-        with pytest.raises(LoadError, match="its weights are a pickle that is damaged or could run code") as raised:
-            TeamLoader(str(tmp_path / "model")).load(["aux", "main"], "float32", "float32", 0)
-        assert "\n" not in str(raised.value)
+        for load in (
+            lambda: TeamLoader(name).load(["aux", "main"], "float32", "float32", 0),
+            lambda: RewardModel(name),
+        ):
+            with pytest.raises(ValueError, match="a pickle is damaged or could run code") as raised:
+                load()
+            assert "\n" not in str(raised.value)
 
 
 def test_no_code_of_a_model_runs_unasked(tiny_model, tmp_path, monkeypatch):

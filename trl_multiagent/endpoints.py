@@ -95,6 +95,10 @@ class EndpointSettings:
             return f"the environment variable {self.key_env}, which must hold the key for {self.model}, is not set"
         if not (self.key.isascii() and self.key.isprintable()):
             return f"the environment variable {self.key_env} has characters that no key has"
+        try:
+            limited_client(self)
+        except Exception as error:  # of many kinds
+            return f"the proxies or certificates that the environment names cannot be used: {error}"
         return None
 
     @property
@@ -329,7 +333,8 @@ class EndpointClient:
             values = from_json(body)
             used, message = values.get("usage") or {}, values["choices"][0]["message"]
             tokens = (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
-            return Answer(self._without_key(message.get("content") or ""), *tokens)
+            content = message.get("content")
+            return Answer("" if content is None else self._without_key(content), *tokens)
         except (AttributeError, LookupError, TypeError, ValueError):
             problem = "it is no chat completion of OpenAI's interface"
             raise EndpointError(f"{endpoint} gave no answer: {problem}") from None

@@ -121,6 +121,7 @@ FAILURES = {  # reply, message, number of requests with two tries
     "choices that are null": (changed(choices=[None]), NO_COMPLETION, 1),
     "choices that are a text": (changed(choices="abc"), NO_COMPLETION, 1),
     "parts": (with_content([{"type": "text", "text": "x"}]), NO_COMPLETION, 1),
+    "a number": (with_content(0), NO_COMPLETION, 1),
     "half a character": (with_content("\ud800"), NO_COMPLETION, 1),
     "tokens as a text": (changed(usage={"prompt_tokens": "10"}), NO_COMPLETION, 1),
     "negative tokens": (changed(usage={"completion_tokens": -5}), NO_COMPLETION, 1),
@@ -183,6 +184,13 @@ def test_headers_are_those_of_the_settings_alone(tmp_path, monkeypatch):
     expected = {"host", "content-length", "accept", "content-type", "user-agent"}
     assert headers.keys() == {*expected, "accept-encoding", "authorization"}
     assert headers["authorization"] == f"Bearer {KEY}" and "private" not in str(headers)
+
+
+@pytest.mark.parametrize("name", ["HTTPS_PROXY", "SSL_CERT_FILE"])
+def test_an_environment_that_cannot_be_used_is_one_line(name, tmp_path, monkeypatch):
+    monkeypatch.setenv(name, "foo://x")
+    (error,) = EndpointClient(make_endpoint("m", "https://node7/v1"), tmp_path).ask([question()])
+    assert "the proxies or certificates that the environment names cannot be used" in str(error)
 
 
 def test_a_repeated_key_is_not_kept(tmp_path):

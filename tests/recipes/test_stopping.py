@@ -253,6 +253,24 @@ def test_code_of_a_task_that_blocks_costs_its_step(tiny_model, monkeypatch, caps
     assert same_teams("whole", "ended")
 
 
+def test_a_clean_up_that_blocks_is_left(monkeypatch):
+    monkeypatch.setattr(sys.modules["trl_multiagent.environments.workflow"], "CLOSING_SECONDS", 0.2)
+    monkeypatch.setattr(event_loop, "ANSWER_SECONDS", 0.2)
+    release, ended = threading.Event(), []
+
+    @workflow(roles=("aux",), live=True)
+    async def run(item, agents):
+        try:
+            await agents.aux("Begin:")
+        finally:
+            ended.append(release.wait(5))
+
+    with run.playing(1, are_episodes=True):
+        run.prompts({"x": 1}, [])
+    assert ended == []
+    release.set()
+
+
 def test_a_second_ctrl_c_ends_at_once(monkeypatch, capsys):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)

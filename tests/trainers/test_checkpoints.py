@@ -378,6 +378,10 @@ def test_a_flipped_bit_in_any_file_is_found(checkpoint, tmp_path):
             flip(copy / name, position)
     (copy / "notes.txt").write_text("The good one.")  # files of the user are ignored
     verify_checkpoint(copy)
+    (copy / "agents/aux/adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"changed since it was saved: agents/aux/adapter_config\.json\."):
+        verify_checkpoint(copy)
+    (copy / "agents/aux/adapter_config.json").unlink()
     flip(copy / "optimizer.pt")
     assert "changed since it was saved: optimizer.pt" in refusal(copy, tmp_path / "run")
 

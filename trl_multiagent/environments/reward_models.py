@@ -4,6 +4,7 @@ in training comes from such a model.
 """
 
 import contextlib
+import pickle
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -72,7 +73,7 @@ class RewardModel:
             self.tokenizer = (
                 AutoTokenizer.from_pretrained(name, trust_remote_code=False) if tokenizer is None else tokenizer
             )
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError, RecursionError, pickle.UnpicklingError) as error:
             raise ValueError(f"The reward model {show_model(model)} cannot be loaded: {describe(error)}") from error
         self.__name__ = name.rstrip("/").split("/")[-1]
         self.model = model

@@ -7,6 +7,7 @@ Each becomes a [`TaskError`] that names the function. A distributed run reports 
 import contextlib
 import functools
 import math
+import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
@@ -66,6 +67,8 @@ def describe(error: BaseException) -> str:
     Returns the type and the message of an error, on one line, with advice if a program tries to start an event loop in
     a running one, as scripts do that were written for a notebook or a terminal.
     """
+    if isinstance(error, pickle.UnpicklingError):  # torch's own message names a way to run the code
+        return "a pickle is damaged or could run code"
     try:
         text = printable(" ".join(str(error).split()))
     except Exception:  # the error's `__str__` fails

@@ -286,7 +286,8 @@ class WorkflowEnvironment(Environment):
     def _close(self) -> None:
         """Closes the episodes that are open. Nothing can close them while one of them blocks the event loop."""
         if self._open and not is_blocked():
-            run_on_loop(close([*self._open.values()]))
+            with contextlib.suppress(Blocked):  # by its own clean-up
+                run_on_loop(close([*self._open.values()]), CLOSING_SECONDS)
 
     def prompts(self, item: dict, history: History) -> Prompts:
         return self.next_prompts([item], [history])[0]

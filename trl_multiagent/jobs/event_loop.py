@@ -44,10 +44,10 @@ def event_loop(process: int) -> asyncio.AbstractEventLoop:
 
 
 def is_blocked(seconds: float | None = None) -> bool:
-    """Returns whether the event loop of this process does not answer within some seconds, by default a few."""
+    """Returns whether the event loop of this process does not answer within `ANSWER_SECONDS`, or fewer `seconds`."""
     answered = threading.Event()
     event_loop(os.getpid()).call_soon_threadsafe(answered.set)
-    return not answered.wait(seconds or ANSWER_SECONDS)
+    return not answered.wait(min(seconds or ANSWER_SECONDS, ANSWER_SECONDS))
 
 
 def run_on_loop(coroutine: Coroutine, limit: float | None = None) -> Any:

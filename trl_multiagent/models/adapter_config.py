@@ -36,6 +36,8 @@ def read_adapter_config(source: str, **hub: Any) -> LoraConfig:
     values = read_json(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} is damaged: it holds no object.")
+    if not isinstance(values.get("base_model_name_or_path"), str):
+        raise ValueError(f"{path} is damaged: `base_model_name_or_path` names no base.")
     check_options(f"the adapter in {source}", values)
     return LoraConfig(**{name: values[name] for name in OPTIONS if name in values})
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -145,7 +144,5 @@ def one_line(problem: str) -> Iterator[None]:
         yield
     except LoadError:
         raise
-    except pickle.UnpicklingError as error:  # torch's own message names a way to run the code
-        raise LoadError(f"{problem}: its weights are a pickle that is damaged or could run code.") from error
     except Exception as error:  # the files may be a stranger's, and transformers and PEFT fail in many ways
         raise LoadError(f"{problem}: {describe(error)}") from error

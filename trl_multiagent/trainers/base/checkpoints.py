@@ -121,14 +121,17 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
 
 def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
-    Reads the last file of a checkpoint, and compares all other files with their checksums.
+    Reads the last file of a checkpoint, and compares all other files with their checksums. No configuration may have
+    been added, because it would decide how the weights are read.
 
     Raises:
         CheckpointError: The checkpoint is incomplete or damaged, or holds only weights. The message names the files.
     """
     state = read_checkpoint(folder)
-    saved, here = state["checksums"], checksums_of(Path(folder), state["checksums"])
-    damaged = ", ".join(name for name in saved if here.get(name) != saved[name])
+    saved, root = state["checksums"], Path(folder)
+    names = {*saved, *(path.relative_to(root).as_posix() for path in root.rglob("*config.json"))}
+    here = checksums_of(root, sorted(names))
+    damaged = ", ".join(name for name in sorted(names) if here.get(name) != saved.get(name))
     if damaged:
         raise CheckpointError(f"{folder} is damaged: missing, or changed since it was saved: {damaged}. {ADVICE}")
     if state["weights_only"]:
