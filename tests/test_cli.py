@@ -70,7 +70,7 @@ def test_launched_processes_take_no_modules_from_the_working_directory(launched,
     Path("trl_multiagent").mkdir()
     Path("trl_multiagent/__init__.py").write_text("raise SystemExit(4)")
     assert subprocess.run([sys.executable, "-m", "trl_multiagent.cli", "--version"]).returncode == 0
-    assert import_object("task", "trl_multiagent.demo.task:TASK") and str(tmp_path) not in sys.path
+    assert import_object("task", "trl_multiagent.configs.recipes.demo.task:TASK") and str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(

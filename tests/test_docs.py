@@ -18,7 +18,7 @@ from trl import GRPOConfig
 
 import trl_multiagent.environments.function_environment
 from trl_multiagent import MAGRPOConfig, Task, cli
-from trl_multiagent.demo.task import TASK
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.environments.base import judge
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.rollout.tree import Node, Samples

@@ -110,7 +110,7 @@ def test_no_test_is_skipped_everywhere():
 def test_runs_know_no_task_family():
     for path in (Path(trl_multiagent.__file__).parent / "runs").glob("*.py"):
         imported = re.findall(r"^ *(?:from|import) (trl_multiagent\.\S+)", path.read_text(), flags=re.MULTILINE)
-        families = [name for name in imported if re.search(r"^trl_multiagent\.(demo|tasks|code)\b", name)]
+        families = [name for name in imported if re.search(r"^trl_multiagent\.(configs|tasks|code)\b", name)]
         assert families == [], path.name
 
 

@@ -26,7 +26,7 @@ from trl_multiagent.settings.algorithms import ALGORITHMS
 
 # The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
 TASKS = {
-    "code_generation": "trl_multiagent.demo.task:TASK",
+    "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
     "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
     "block_building": "trl_multiagent.tasks.block_building:TASK",
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",

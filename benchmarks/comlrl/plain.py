@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.comlrl.steps import COMMON, CRITICS, CURVE_LEARNING_RATE, items
 from benchmarks.comlrl.task import ROLES, load_reward
 from benchmarks.team_run import save_model
-from trl_multiagent.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.model import demo_model
 
 
 STEPS, POINTS = 40, 8

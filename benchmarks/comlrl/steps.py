@@ -84,10 +84,10 @@ from benchmarks.comlrl.hidden import ADAPTER, ALONE, SPEAKER, arguments
 from benchmarks.comlrl.task import ROLES
 from benchmarks.team_run import REPOSITORY, machine, save_model
 from trl_multiagent import MAGRPOConfig
+from trl_multiagent.configs.recipes.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.configs.recipes.real.hidden import draw
 from trl_multiagent.configs.recipes.real.words import TRAINING
-from trl_multiagent.demo.model import demo_model
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.folders import cache_folder
 from trl_multiagent.models.packaged import smollm2
 from trl_multiagent.rollout.sampler import tokenize_prompts

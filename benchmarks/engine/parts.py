@@ -64,8 +64,8 @@ from benchmarks.comlrl.floor import forward, forward_and_backward, seconds
 from benchmarks.team_run import checksum_reward, save_model
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.cli import TASKS
-from trl_multiagent.demo.model import demo_model
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.configs.recipes.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.folders import LOG_FILE
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.sampling_loop import GPU_PERIOD, SamplingLoop

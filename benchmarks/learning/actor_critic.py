@@ -62,7 +62,7 @@ from trl_multiagent import (
     MAREINFORCETrainer,
     Outcome,
 )
-from trl_multiagent.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.model import demo_model
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 

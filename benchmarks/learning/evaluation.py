@@ -35,9 +35,9 @@ from accelerate import Accelerator
 
 from benchmarks.team_run import REPOSITORY, machine, save_model
 from trl_multiagent import AgentTeam, Environment, Outcome
-from trl_multiagent.demo.model import demo_model
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
-from trl_multiagent.demo.task import TASK
+from trl_multiagent.configs.recipes.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import LoadedTeam, Policy

@@ -39,9 +39,9 @@ import yaml
 from benchmarks.comlrl.steps import peer_python
 from benchmarks.team_run import REPOSITORY, Clock, machine, save_model
 from trl_multiagent import AgentTeam, Environment, Outcome
-from trl_multiagent.demo.model import demo_model
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
-from trl_multiagent.demo.task import TASK
+from trl_multiagent.configs.recipes.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.environments.task import Task
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs.prepared import prepare_training

@@ -9,7 +9,7 @@ Collects joint preferences of two agents that write code together, for MADPO.
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.collection import run_collection
 
 

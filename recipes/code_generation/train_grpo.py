@@ -9,7 +9,7 @@ Trains one agent to write code, with GRPO: MAGRPO with a team of one.
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.run import run_recipe
 
 

@@ -10,7 +10,7 @@ settings and prints the plan, `--help` lists them.
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.run import run_recipe
 
 

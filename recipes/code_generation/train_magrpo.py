@@ -9,7 +9,7 @@ Trains two agents that write code together: one writes a helper `aux`, the other
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.run import run_recipe
 
 

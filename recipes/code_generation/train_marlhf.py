@@ -11,7 +11,7 @@ RUN_ID, it continues with the first phase that is not complete.
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.run import run_recipe
 
 

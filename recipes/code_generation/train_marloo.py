@@ -10,7 +10,7 @@ The baseline of a completion is the mean return of its siblings.
 
 from collections.abc import Sequence
 
-from trl_multiagent.demo.task import TASK  # code generation, with the demo under the name `demo`
+from trl_multiagent.configs.recipes.demo.task import TASK  # code generation, with the demo under the name `demo`
 from trl_multiagent.runs.run import run_recipe
 
 

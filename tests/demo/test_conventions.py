@@ -1,9 +1,9 @@
 import random
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
-from trl_multiagent.demo.problems import demo_problems
-from trl_multiagent.demo.report import conventions
+from trl_multiagent.configs.recipes.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.configs.recipes.demo.problems import demo_problems
+from trl_multiagent.configs.recipes.demo.report import conventions
 
 
 def test_conventions_are_told_apart_by_behaviour():

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from trl_multiagent import AgentTeam
-from trl_multiagent.demo.model import demo_model
+from trl_multiagent.configs.recipes.demo.model import demo_model
 from trl_multiagent.models.imitation import ImitationModel
 
 

@@ -4,8 +4,8 @@ import re
 import pytest
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
-from trl_multiagent.demo.problems import ASSERTS, demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.configs.recipes.demo.model import AUX_FAULTS, MAIN_FAULTS, write_aux, write_main
+from trl_multiagent.configs.recipes.demo.problems import ASSERTS, demo_dataset, demo_problems, demo_prompts
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
 
 

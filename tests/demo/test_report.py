@@ -7,9 +7,9 @@ import pytest
 from accelerate import Accelerator
 
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.demo.model import write_aux, write_main
-from trl_multiagent.demo.problems import demo_dataset, demo_problems, demo_prompts
-from trl_multiagent.demo.report import DemoReport
+from trl_multiagent.configs.recipes.demo.model import write_aux, write_main
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_problems, demo_prompts
+from trl_multiagent.configs.recipes.demo.report import DemoReport
 from trl_multiagent.environments.base import Outcome, Turn
 
 

@@ -1,8 +1,8 @@
 import random
 
-from trl_multiagent.demo import model as demo
-from trl_multiagent.demo.model import write_aux, write_main
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts, problem_of
+from trl_multiagent.configs.recipes.demo import model as demo
+from trl_multiagent.configs.recipes.demo.model import write_aux, write_main
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts, problem_of
 from trl_multiagent.models.imitation import ImitationModel
 
 

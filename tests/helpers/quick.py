@@ -9,7 +9,7 @@ import accelerate.utils.other
 import jinja2
 import torch
 
-from trl_multiagent.demo import problems as demo_problems
+from trl_multiagent.configs.recipes.demo import problems as demo_problems
 from trl_multiagent.report.run_report import RunReport
 
 

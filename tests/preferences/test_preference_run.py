@@ -10,7 +10,7 @@ import pytest
 import yaml
 from scripts import algorithm_of
 
-from trl_multiagent.demo.task import TASK as CODE_GENERATION
+from trl_multiagent.configs.recipes.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer

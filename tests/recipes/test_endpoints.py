@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent import cli
-from trl_multiagent.demo.task import TASK
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.runs.run import run_recipe
 
 from endpoint_server import EndpointServer, Reply

@@ -152,7 +152,7 @@ def test_a_library_that_is_missing_is_one_line(module, config, capsys, function)
 
 
 def test_a_script_has_its_task_already(module, capsys):
-    from trl_multiagent.demo.task import TASK
+    from trl_multiagent.configs.recipes.demo.task import TASK
 
     with pytest.raises(SystemExit) as exit_info:
         parse_recipe(

@@ -13,7 +13,7 @@ import yaml
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from trl_multiagent import MAGRPOConfig
-from trl_multiagent.demo.task import TASK
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.environments.yaml_task import TASK as FUNCTIONS
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings import schema

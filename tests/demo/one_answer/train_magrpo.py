@@ -2,7 +2,7 @@
 
 import runpy
 
-from trl_multiagent.demo.report import DemoReport
+from trl_multiagent.configs.recipes.demo.report import DemoReport
 
 
 DemoReport.__init__.__defaults__ = (1,)

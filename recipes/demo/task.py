@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from trl_multiagent.demo.model import ONE_TURN, TWO_TURNS
-from trl_multiagent.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.configs.recipes.demo.model import ONE_TURN, TWO_TURNS
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
 from trl_multiagent.environments.embedded import SHORT_NAMES
@@ -79,7 +79,7 @@ def introduction(settings: TaskSettings) -> str | None:
 def callbacks(settings: TaskSettings, trainer: Trainer) -> list[TrainerCallback]:
     if not is_demo_run(settings):
         return []
-    from trl_multiagent.demo.report import DemoReport  # imports the trainers
+    from trl_multiagent.configs.recipes.demo.report import DemoReport  # imports the trainers
 
     report = DemoReport(demo_dataset("test"))
     report.before(trainer)  # must come before the trainer draws random numbers

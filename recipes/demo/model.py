@@ -17,7 +17,7 @@ changes.
 import random
 from pathlib import Path
 
-from trl_multiagent.demo.problems import Problem, demo_dataset, demo_prompts, problem_of
+from trl_multiagent.configs.recipes.demo.problems import Problem, demo_dataset, demo_prompts, problem_of
 from trl_multiagent.environments.base import History, Turn, ask, judge
 from trl_multiagent.models.imitation import Demonstration, ImitationModel
 from trl_multiagent.tasks.code_generation import environment as code_generation

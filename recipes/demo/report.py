@@ -13,9 +13,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from trl_multiagent.code.extraction import read_completion
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
+from trl_multiagent.configs.recipes.demo.model import CONVENTIONS, write_aux
+from trl_multiagent.configs.recipes.demo.problems import Problem, problem_of
 from trl_multiagent.console import printable, text_table
-from trl_multiagent.demo.model import CONVENTIONS, write_aux
-from trl_multiagent.demo.problems import Problem, problem_of
 from trl_multiagent.environments.base import JointAction, Turn
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
