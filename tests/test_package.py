@@ -1,6 +1,7 @@
 import ast
 import dataclasses
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -56,6 +57,7 @@ def test_what_needs_no_torch_does_not_load_it(module):
 
 
 MOST_TOKENS = 70_000  # of the core
+MOST_FILES = 26  # that a step enters
 
 
 def test_the_core_can_be_read_in_a_day():
@@ -81,6 +83,31 @@ def code_tokens(text: str) -> int:
     lines = {k for node in documented for k in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return sum(token.type not in skipped and token.start[0] not in lines for token in tokens)
+
+
+def test_the_page_counts_the_files_of_a_step_and_of_an_evaluation():
+    done = subprocess.run([sys.executable, ROOT / "scripts" / "ways.py"], capture_output=True, text=True, check=True)
+    step, evaluation = re.findall(r"^(?:One optimizer step|An evaluation): (\d+) files$", done.stdout, re.MULTILINE)
+    assert f": {step} in a step, {evaluation} in an evaluation." in (ROOT / "docs" / "architecture.md").read_text()
+    assert int(step) <= MOST_FILES
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_a_page_names_files_that_exist(page):
+    for name in re.findall(r"`([\w.<>*/-]+(?:/|\.(?:cff|ipynb|md|py|toml|yaml)))`", (ROOT / page).read_text()):
+        pattern = re.sub("<[a-z]+>", "*", name)
+        found = itertools.chain(ROOT.glob(pattern), (ROOT / "trl_multiagent").rglob(pattern))
+        assert next(found, None) is not None, name
+
+
+def test_an_argument_begins_a_line_of_its_docstring():
+    for path in [*(ROOT / "trl_multiagent").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            for line in (text or "").splitlines():
+                names = re.match(r" *(?:\w+(?: \([^()]+\))?, )*\w+ \(", line)  # `a, b (type): ...` is an entry
+                rest = line[names.end() if names else 0 :]
+                assert not re.search(r"\w \(\[?`[^()]+\): ", rest), f"{path}: {line}"
 
 
 def test_no_test_is_skipped_everywhere():

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from trl_multiagent import Environment, Outcome
+from trl_multiagent.environments.base import item_id
 from trl_multiagent.environments.task_errors import TaskError, task_code
 from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.report.terminal import print_completions
 from trl_multiagent.report.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
-from trl_multiagent.rollout.trace import item_id, trace_rows
+from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
 from trl_multiagent.trainers.magrpo_trainer import sibling_advantages
