@@ -105,7 +105,7 @@ def test_an_argument_begins_a_line_of_its_docstring():
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
             for line in (text or "").splitlines():
-                names = re.match(r" *(?:\w+(?: \([^()]+\))?, )*\w+ \(", line)  # `a, b (type): ...` is an entry
+                names = re.match(r" *\*?(?:\w+(?: \([^()]+\))?, )*\w+ \(", line)  # `a, b (type): ...` is an entry
                 rest = line[names.end() if names else 0 :]
                 assert not re.search(r"\w \(\[?`[^()]+\): ", rest), f"{path}: {line}"
 

@@ -106,7 +106,9 @@ class MAGRPOTrainer(RolloutTrainer):
 
         context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
         arguments = (self.environment, self.team.trained_roles, self.args.credit, self._process_reward)
-        with fail_together(self.accelerator), self.observer.timed("reward"):
+        # A workflow that is replayed with another answer has as many turns as it had
+        playing = self.environment.playing(self.args.num_turns, are_episodes=False)
+        with fail_together(self.accelerator), self.observer.timed("reward"), playing:
             for nodes in turns:
                 add_counterfactuals(nodes, *arguments, **context)
 
