@@ -281,13 +281,12 @@ class EndpointClient:
             return dict.fromkeys(missing, EndpointError(problem))
         self.usage.requests += len(missing)
         ends: list[EndpointError] = []  # why no more requests are sent
+        thread = ThreadPoolExecutor(1)  # a notebook has an event loop of its own
         try:
-            with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop of its own
-                try:
-                    return thread.submit(asyncio.run, self._ask_all(missing, stop_at_failure, ends)).result()
-                finally:
-                    ends.append(EndpointError("interrupted"))
+            return thread.submit(asyncio.run, self._ask_all(missing, stop_at_failure, ends)).result()
         finally:
+            ends.append(EndpointError("interrupted"))
+            thread.shutdown(wait=False)  # a signal does not wait for requests that are under way
             random.setstate(state)  # the client's retries draw random numbers
 
     async def _ask_all(
