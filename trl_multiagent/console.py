@@ -61,13 +61,18 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else "·" for c in text)
 
 
+def one_line(text: str) -> str:
+    """Returns a text on one line, without control characters."""
+    return printable(" ".join(text.split()))
+
+
 def shown_line(text: str) -> str:
     """
     Shortens a text that an agent may have written, and makes it one line that is fit to stand in another agent's
     prompt, without control characters. A space behind each `<` breaks the markers of chats, such as `<|im_end|>`,
     which would end the prompt. Python code has this space anyway.
     """
-    return re.sub(r"<(?=[^\s=])", "< ", printable(" ".join(text[:MAX_TEXT].split())))
+    return re.sub(r"<(?=[^\s=])", "< ", one_line(text[:MAX_TEXT]))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:

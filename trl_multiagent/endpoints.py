@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic_core import from_json
 
-from trl_multiagent.console import install_command, printable, tell
+from trl_multiagent.console import install_command, one_line, tell
 from trl_multiagent.folders import write_text
 from trl_multiagent.limits import STRICT, setting
 
@@ -47,7 +47,7 @@ class EndpointError(RuntimeError):
     """A question got no answer. The message says why, on one line."""
 
     def __init__(self, message: str):
-        super().__init__(printable(" ".join(message[: 9 * MAX_MESSAGE].split()))[:MAX_MESSAGE])
+        super().__init__(one_line(message[: 9 * MAX_MESSAGE])[:MAX_MESSAGE])
 
 
 # Settings

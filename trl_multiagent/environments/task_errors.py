@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any
 
-from trl_multiagent.console import printable
+from trl_multiagent.console import one_line
 from trl_multiagent.limits import short
 
 
@@ -70,7 +70,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, pickle.UnpicklingError):  # torch's own message names a way to run the code
         return "a pickle is damaged or could run code"
     try:
-        text = printable(" ".join(str(error).split()))
+        text = one_line(str(error))
     except Exception:  # the error's `__str__` fails
         text = ""
     if "from a running event loop" in text or "loop is already running" in text:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.console import printable
+from trl_multiagent.console import one_line
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
@@ -129,7 +129,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except ImportError as error:
         fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except OtherProcessError as error:
-        print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+        print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:  # libraries raise errors of many kinds
         if not is_machine_fault(error):

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import trl_multiagent
-from trl_multiagent.console import printable
+from trl_multiagent.console import one_line
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import TYPED, check_value, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
@@ -160,7 +160,7 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
 
 def fail(prog: str, error: Exception | str) -> NoReturn:
     """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
-    print(f"{prog}: error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
+    print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
     sys.exit(2)
 
 

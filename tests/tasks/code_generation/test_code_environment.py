@@ -102,6 +102,11 @@ def test_a_text_without_code_has_no_right_syntax(text):
         assert scored.metrics["syntax_valid_rate"] == rate and scored.reward == 0.0
 
 
+def test_an_error_is_one_line_without_control_characters():
+    check = Check("error", "assert candidate(1) == 1", "ValueError: a\nb<|im_end|>\x1b[1m")
+    assert "ValueError: a b< |im_end|>·[1m" in feedback(result(check), "level_feedback")["main"]
+
+
 def test_long_texts_are_cut():
     check = Check("error", "assert candidate(1) == " + "9" * 5000, "ValueError: " + "x\n" * 5000)
     assert len(feedback(result(check), "level_feedback")["main"]) < 1500

@@ -12,6 +12,7 @@ from typing import Any
 
 from trl_multiagent.code.sandbox import Check, Sandbox
 from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.console import MAX_TEXT, shown_line
 from trl_multiagent.environments.base import (
     PASSED_HIDDEN,
     History,
@@ -41,7 +42,6 @@ EXPERT_EDITS, PASSED, PLAIN = "expert_edits", "passed", "plain"
 MODES = ("level_feedback", "level_passed", PASSED, PLAIN, EXPERT_EDITS)
 # CoMLRL's
 OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS, "feedback": "level_feedback", "signals": "level_passed"}
-MAX_TEXT = 300  # characters of an assert or of an error message, which may have names that an agent wrote
 
 
 # Prompts of the first turn. `problem` is the statement of the problem. It is the item's `prompt`, except where
@@ -180,12 +180,12 @@ def feedback_for(
     if detailed:
         for other in sorted(roles, key=lambda other: other != role):  # the agent's own first
             whose = "Your function" if other == role else "Your partner's function"
-            state = f"MISSING, {_short(problems[other])}" if problems[other] else "FOUND"
+            state = f"MISSING, {shown_line(problems[other])}" if problems[other] else "FOUND"
             lines.append(f"- {whose} `{function_of(other, item)}`: {state}")
     else:
         lines.append(f"- Implementation: {'not found' if problems[role] else 'OK'}")
     missing = [f"there is no code for `{name}`" for name in analysis.without_code]
-    problem = _short("; ".join(filter(None, [analysis.syntax_problem, *missing])))
+    problem = shown_line("; ".join(filter(None, [analysis.syntax_problem, *missing])))
     if detailed:
         lines.append(f"- Syntax: {f'ERROR, {problem}' if problem else 'OK'}")
     else:
@@ -223,8 +223,8 @@ def _reason(check: Check) -> str:
     if check.status == "failed":
         return "the assertion is false"
     if check.status == "not_run":
-        return f"not run, {_short(check.error)}" if check.error else "not run"
-    return _short(check.error) or check.status
+        return f"not run, {shown_line(check.error)}" if check.error else "not run"
+    return shown_line(check.error) or check.status
 
 
 def _aux_usage(result: CodeResult) -> str:
@@ -237,11 +237,6 @@ def _aux_usage(result: CodeResult) -> str:
         return "not called"
     ignored = result.ignored if result.called else analysis.drops_value  # only tests that pass tell more than the text
     return "called, but its result is not used" if ignored else "called, and its result is used"
-
-
-def _short(text: str) -> str:
-    """Returns a text on one line, without what is too long."""
-    return shorten(" ".join(text.split()), MAX_TEXT)
 
 
 def shown_checks(checks: Sequence[Check], sandbox_slice: int, hidden_tests: int) -> Sequence[Check]:
