@@ -18,7 +18,6 @@ from trl_multiagent.jobs.signals import in_task_code
 
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import TrainerState
 
 
@@ -105,16 +104,6 @@ def item_id(item: dict) -> str:
         if name in item:
             return str(item[name])
     return hashlib.sha256(json.dumps(item, sort_keys=True, default=repr).encode()).hexdigest()[:12]
-
-
-def item_ids(dataset: "Dataset") -> list[str]:
-    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
-    for column in ID_COLUMNS:
-        if column in dataset.column_names:
-            names = [str(value) for value in dataset[column]]
-            if len(set(names)) == len(names):
-                return names
-    return [str(k) for k in range(len(dataset))]
 
 
 def check_roles(roles: Sequence[str]) -> tuple[str, ...]:

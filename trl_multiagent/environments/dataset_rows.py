@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
 
@@ -184,3 +185,13 @@ def kind_of(value: object) -> str:
         dict: "an object",
     }
     return names.get(type(value), type(value).__name__)
+
+
+def item_ids(dataset: Dataset) -> list[str]:
+    """Returns the name of each item: its `item_id`, `task_id` or `id` if these all differ, else its number."""
+    for column in ID_COLUMNS:
+        if column in dataset.column_names:
+            names = [str(value) for value in dataset[column]]
+            if len(set(names)) == len(names):
+                return names
+    return [str(k) for k in range(len(dataset))]

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import describe_environment, item_ids, scoring_metrics
+from trl_multiagent.environments.base import describe_environment, scoring_metrics
+from trl_multiagent.environments.dataset_rows import item_ids
 from trl_multiagent.evaluation.config import SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.evaluation.players import LoadedTeam, PipelineSampler, Policy
 from trl_multiagent.evaluation.statistics import CALL, Records

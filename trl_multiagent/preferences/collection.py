@@ -27,10 +27,11 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment, check_all_act, describe_environment, item_ids
+from trl_multiagent.environments.base import Environment, check_all_act, describe_environment
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
+    item_ids,
     load_from_hub,
     make_dataset,
     read_file,

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, ModelCard
+from huggingface_hub import CommitInfo
 from transformers.integrations import is_wandb_available
 from transformers.utils import logging
 from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_trackio_space_url
 
-from trl_multiagent.folders import RECIPE_FILE
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE
 from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
@@ -25,11 +25,12 @@ if is_wandb_available():
 logger = logging.get_logger(__name__)
 
 
-def training_card(
-    trainer: Any, model_name: str | None, dataset_name: str | None, tags: str | list[str] | None
-) -> ModelCard:
-    """Writes the card of the team of a trainer. The arguments are those of its `create_model_card`."""
+def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, tags: str | list[str] | None) -> None:
+    """
+    Writes the card of the team of a trainer to its output folder. The arguments are those of its `create_model_card`.
+    """
     args, folder = trainer.args, Path(trainer.args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     training = {
         "algorithm": trainer._name,
         "paper": trainer._paper,
@@ -51,7 +52,8 @@ def training_card(
     place = trainer.hub_model_id or str(folder.absolute())  # a folder until the repository exists
     revision = args.hub_revision if trainer.hub_model_id else None
     tags = [*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
-    return team_card(trainer.team.summary(), place, model_name, dataset_name, tags, training, revision)
+    card = team_card(trainer.team.summary(), place, model_name, dataset_name, tags, training, revision)
+    card.save(folder / CARD_FILE)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.folders import CARD_FILE, TEAM_FILE
+from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -463,11 +463,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         if not self.is_world_process_zero() or not self._may_change_files():
             return
-        from trl_multiagent.trainers.base.hub import training_card
+        from trl_multiagent.trainers.base.hub import write_card
 
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        training_card(self, model_name, dataset_name, tags).save(folder / CARD_FILE)
+        write_card(self, model_name, dataset_name, tags)
 
     def _card_facts(self) -> dict[str, Any]:
         """Returns the numbers about the run that the model card shows, by name."""
