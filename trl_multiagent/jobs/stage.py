@@ -60,7 +60,9 @@ class Stage:
             with fail_together(self.state):
                 if self.state.is_main_process:
                     stack.enter_context(locked(self.folder, self.advice))
-                    if any(not path.name.startswith(f"_{MANIFEST}_") for path in self.folder.iterdir()):  # unfinished
+                    for path in self.folder.glob("_*_unfinished"):  # of a process that was killed
+                        path.unlink()
+                    if any(self.folder.iterdir()):
                         self.check()
                     self.begin()
             yield
