@@ -50,7 +50,7 @@ def pages() -> dict[str, str]:
 
 
 def reference_pages() -> set[str]:
-    """Returns the files of the chapter of references, whose pages may be long."""
+    """Returns the files of the chapter of references, where pages may be long."""
     return {posixpath.normpath(f"docs/{file}") for _, file in chapters()["Reference"]}
 
 
@@ -114,7 +114,7 @@ def questions() -> dict[str, str]:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """The search finds the answer of a question by the words of the question, which count as those of a title do."""
+    """The search finds the answer to a question by the question's words, which count as much as a title's."""
     index = Path(config.site_dir, "search", "search_index.json")
     content = json.loads(index.read_text())
     asked = questions()
