@@ -63,7 +63,7 @@ COMMANDS = {
     "run": "What `train` launches in every process.",
 }
 LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or several processes
-WITH_HELP = ("train", "collect", "evaluate", "cross-play", "run")  # the help of these is that of a recipe
+WITH_HELP = ("train", "collect", "evaluate", "cross-play", "run")  # their help is a recipe's help
 GPUS = ("T4", "4090", "L40S", "A100-40", "A100", "H100", "H200")
 USAGE = (
     "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] "
@@ -73,8 +73,8 @@ USAGE = (
 
 def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     """
-    Returns the parser of all commands and the parser of `train`, whose help is for `train --help` without an
-    algorithm.
+    Returns the parser of all commands and the parser of `train`. The latter's help is shown by `train --help` without
+    an algorithm.
     """
     parser = argparse.ArgumentParser(prog="trl-multiagent", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=trl_multiagent.__version__)
@@ -85,11 +85,11 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         )
         for name, text in COMMANDS.items()
     }
-    push = parsers["push"].add_argument  # the names of its arguments are those of `push_folder`
+    push = parsers["push"].add_argument  # its arguments have the names in `push_folder`
     push("folder", metavar="FOLDER", help="Folder of a saved team, of a run, or of collected preferences.")
     push("repo_id", metavar="REPO_ID", help="Repository, created if it does not exist.")
     push("--private", action="store_true", default=None, help="Make the repository private if it is created.")
-    push("--token", help="Token with write access; by default that of `hf auth login` or HF_TOKEN.")
+    push("--token", help="Token with write access; by default from `hf auth login` or HF_TOKEN.")
     push("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
     push("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
     push("--create_pr", action="store_true", help="Open a pull request instead.")

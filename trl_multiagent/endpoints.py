@@ -62,10 +62,10 @@ class EndpointSettings:
 
     model: str = setting("The model's name, at its provider or at `base_url`.")
     api: str = setting(
-        "'openai' or 'anthropic', whose endpoint is OpenAI-compatible; by default decided by the model's name.",
+        "'openai' or 'anthropic', both with an OpenAI-compatible endpoint; by default decided by the model's name.",
         choices=APIS,
     )
-    base_url: str = setting("URL of the endpoint; by default that of the model's provider.")
+    base_url: str = setting("URL of the endpoint; by default the model provider's.")
     key_env: str | None = setting(
         "Environment variable that holds the key; by default the provider's, such as DEEPSEEK_API_KEY. With a URL "
         "and without this, no key is sent."

@@ -71,7 +71,7 @@ def seal(folder: Path) -> None:
 
 
 def check_seal(folder: Path) -> None:
-    """Raises a `ValueError` if the files of a model in the cache are not those of [`seal`]."""
+    """Raises a `ValueError` if the files of a model in the cache are not as [`seal`] left them."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file() or read_json(path) != _checksums(folder):
         raise ValueError(f"{folder} was changed after it was built, or is damaged: remove it, and it is built again.")
@@ -112,7 +112,7 @@ def is_machine_fault(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the file to an `OSError` within the block that names none, such as that of a full disk."""
+    """Adds the file to an `OSError` within the block that names none, as a full disk raises it."""
     try:
         yield
     except OSError as error:

@@ -29,8 +29,7 @@ TEMPLATE = Path(__file__).with_name("team_card.md")
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
 PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
 PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
-# The files of a team other than those of its agents: its description, the card, and the files that the card shows or
-# links
+# The files of a team beside its agents': its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
 AGENT_FILES = (
@@ -106,7 +105,7 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
 
 def upload_folder(folder: str | Path, repo_id: str, advice: str, **options: Any) -> CommitInfo:
     """
-    Uploads a folder to a repository, see [`open_repo`]. `options` are those of the Hub's client.
+    Uploads a folder to a repository, see [`open_repo`]. `options` are the options of the Hub's client.
 
     Raises:
         `RuntimeError`: The upload failed or was interrupted. The message ends with `advice` on how to repeat it.
@@ -191,7 +190,7 @@ def team_card(
             adapter), the adapter's `base_revision`, the `model_class` that loads it or its base, and the
             `template_kwargs` of its chat template, if any.
         repo_id (`str`): The repository or the folder that the team is loaded from.
-        model_name (`str`, *optional*): Name of the team; by default that of the repository.
+        model_name (`str`, *optional*): Name of the team; by default the repository's.
         dataset_name (`str`, *optional*): Hub id of the dataset that the team was trained on.
         tags (`Sequence[str]`, *optional*): Tags in addition to those that every team has.
         training (`Mapping[str, Any]`, *optional*): The facts about the training that the template shows. Tables are

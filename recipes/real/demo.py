@@ -1,6 +1,6 @@
 """
 Trains two copies of SmolLM2-135M-Instruct on `hidden`, and shows what they say before and after, on words that they
-were not trained on: `make demo-real`. Options are those of `trl-multiagent train`.
+were not trained on: `make demo-real`. It takes the options of `trl-multiagent train`.
 """
 
 import argparse

@@ -244,7 +244,7 @@ def positional(completions, /, **columns):
         ({"reward_funcs": generator}, "`generator` contains `yield`"),
         ({"reward_funcs": role_reward("poet", async_generator)}, "`async_generator` contains `yield`"),
         ({"reward_funcs": positional}, "its parameter `completions` is positional only"),
-        ({"reward_funcs": partial(scaled, 1, 2, 3)}, "whose arguments do not fit"),
+        ({"reward_funcs": partial(scaled, 1, 2, 3)}, "its arguments do not fit"),
         ({"reward_funcs": []}, "`reward_funcs` is empty"),
         ({"reward_funcs": "org/reward-model"}, "The reward model 'org/reward-model' cannot be loaded"),
         ({"reward_funcs": role_reward("actor", matches)}, r"the role 'actor', but the roles are \['poet', 'critic'\]"),

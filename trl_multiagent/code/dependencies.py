@@ -48,8 +48,8 @@ def all_tables(source: str) -> list[symtable.SymbolTable]:
 
 def read_globals(tables: Iterable[symtable.SymbolTable]) -> set[str]:
     """
-    Returns the module's names, and those of builtins, that code reads. In `class A: x = x`, the value is that of the
-    module.
+    Returns the names of the module and of builtins that code reads. In `class A: x = x`, the value is the module's
+    `x`.
     """
     return {
         symbol.get_name()

@@ -71,7 +71,7 @@ class Code:
 
     source: str  # its text. It parses, unless the only definition of the function does not
     error: str  # the place and the reason of the syntax error; empty if the text parses
-    statements: list[Statement]  # those of the text, without a definition that does not parse
+    statements: list[Statement]  # the text's statements, without a definition that does not parse
     defined: bool  # whether it defines the function that the agent was asked for
     # What binds the function's name, as far as it can be read: a `def`, a lambda, or an expression or a statement
     function: ast.AST | None

@@ -26,7 +26,7 @@ class ProgramRunner:
 
     Args:
         sandbox (`Sandbox`): The sandbox that runs the programs.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for programs whose verdict is suspicious, one JSON file
+        keep_suspicious (`str` or `Path`, *optional*): Folder for programs with a suspicious verdict, one JSON file
             each. By default they are not stored.
     """
 

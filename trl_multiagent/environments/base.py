@@ -83,7 +83,7 @@ class Reply(str):
 
 # A metric with this name says whether a joint action solves its item: 1.0 or 0.0. Its mean is pass@1
 PASSED = "passed"
-# The same for those of its tests that no feedback between turns shows
+# The same, counting only the tests that no feedback between turns shows
 PASSED_HIDDEN = "passed_hidden"
 
 # Metrics of a turn that a trainer logs
@@ -328,8 +328,8 @@ class Environment(ABC):
     def show_answers(self, role: str, prompt: Prompt, answers: Mapping[str, str]) -> Prompt:
         """
         Adds the answers of other agents to an agent's prompt, by default in front of it. Training never calls this: it
-        is for baselines whose agents see each other's answers. In a prompt that is text, it also replaces the sentence
-        `unseen`.
+        is for baselines in which agents see each other's answers. In a prompt that is text, it also replaces the
+        sentence `unseen`.
 
         Args:
             role (`str`): The agent.
@@ -351,8 +351,8 @@ class Environment(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """
-        Returns the state on which the next scores and prompts depend, such as that of the environment's own random
-        number generators, as plain values and tensors. It is saved in checkpoints. Empty by default.
+        Returns the state on which the next scores and prompts depend, such as the state of the environment's own
+        random number generators, as plain values and tensors. It is saved in checkpoints. Empty by default.
         """
         return {}
 
@@ -381,12 +381,12 @@ class ScoringContext:
 
     prompts: list[Prompts] | None = None  # of each joint action
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
-    chat_roles: frozenset[str] = frozenset()  # the roles whose prompts are chat messages
+    chat_roles: frozenset[str] = frozenset()  # the roles with chat messages as prompts
     trainer_state: "TrainerState | None" = None  # `None` without a trainer
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
     trees: list[int] | None = None  # the number of the item of each joint action
-    # The environment whose rewards are only compared with the others of their item. What adds the same to all of them
+    # The environment, if its rewards are only compared with others of the same item. What adds the same to all of them
     # then changes no update, so it may estimate that. An environment around it may do more with its rewards
     compared: "Environment | None" = None
 
@@ -556,7 +556,7 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
 
 
 def of_task(name: str) -> Any:
-    """Returns a method that calls that of the task."""
+    """Returns a method that calls the task's method of this name."""
 
     def method(self: "EnvironmentWrapper", *args: Any, **kwargs: Any) -> Any:
         return getattr(self.task, name)(*args, **kwargs)

@@ -27,7 +27,7 @@ EMBEDDED = {
     "classeval": ("classeval", "test"),
     "FudanSELab/ClassEval": ("classeval", "test"),
 }
-SHORT_NAMES = tuple(name for name in EMBEDDED if "/" not in name)  # the others are those of the Hub
+SHORT_NAMES = tuple(name for name in EMBEDDED if "/" not in name)  # the others are names on the Hub
 MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": range(511, 601), "train": range(601, 975)}
 
 

@@ -68,7 +68,7 @@ class FunctionEnvironment(Environment):
             at turns before its first one. The reward functions score the end of the episode, with the last answer of
             every role; the rewards of earlier turns are 0.
         conversational (`bool`, *optional*, defaults to `False`): Whether `prompts` and `completions` contain lists of
-            chat messages, as in TRL, instead of texts for the roles whose tokenizer has a chat template.
+            chat messages, as in TRL, instead of texts for the roles with a chat template.
         reward_timeout (`float`, *optional*, defaults to `600.0`): Seconds that the reward functions may take for a
             batch. With `None`, they may take forever.
 
@@ -156,7 +156,7 @@ class FunctionEnvironment(Environment):
 
     def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         number = super().check_turns(num_turns, are_episodes)
-        own = (type(self).prompts, type(self).next_prompts)  # those of a subclass may make later turns
+        own = (type(self).prompts, type(self).next_prompts)  # a subclass's own may make later turns
         is_plain = own == (FunctionEnvironment.prompts, FunctionEnvironment.next_prompts)
         if number > 1 and is_plain and self.transition is None and self.order is None:
             raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")

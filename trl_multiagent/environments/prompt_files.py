@@ -43,7 +43,7 @@ class OwnPrompt:
 @dataclass
 class PromptFiles:
     """
-    Base of a section whose settings each replace one prompt of a family. The value of a setting is the path of a
+    Base of a section in which each setting replaces one prompt of a family. The value of a setting is the path of a
     template in UTF-8, a function as `package.module:name`, or the text of a template, which contains a brace or the
     end of a line.
 

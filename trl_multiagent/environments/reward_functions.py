@@ -204,7 +204,7 @@ def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter] | None:
         return inspect.signature(function).parameters
     except ValueError as error:
         if isinstance(function, functools.partial):
-            raise TypeError(f"`reward_funcs` contains {show(function)}, whose arguments do not fit.") from error
+            raise TypeError(f"`reward_funcs` contains {show(function)}: its arguments do not fit.") from error
         return None
 
 

@@ -1,6 +1,6 @@
 """
-Reward models of one agent or of a team, loaded and called as TRL's GRPOTrainer does; and an environment whose reward
-in training comes from such a model.
+Reward models of one agent or of a team, loaded and called as TRL's GRPOTrainer does; and an environment that takes its
+reward in training from such a model.
 """
 
 import contextlib
@@ -45,8 +45,8 @@ MODEL, TASK, CORRELATION = "rewards/model", "rewards/task", "rewards/correlation
 class RewardModel:
     """
     A sequence classifier with one output, as a reward function. A joint reward model, see [`JointRewardTrainer`],
-    reads the prompts and the answers of all roles, in the wording of its training. Any other model reads those of one
-    agent.
+    reads the prompts and the answers of all roles, in the wording of its training. Any other model reads the prompt
+    and the answer of one agent.
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
@@ -124,7 +124,7 @@ class JointRewardModel(RewardModel):
     """
     A joint reward model as a reward function; any other model is an error. [`FunctionEnvironment`] makes one from the
     model or its id. It is also a reward function for TRL's own trainers, if it was trained on the answers of a single
-    role. Arguments and errors are those of [`RewardModel`].
+    role. Arguments and errors are the same as in [`RewardModel`].
 
     Example:
 
@@ -149,7 +149,7 @@ def show_model(model: str | nn.Module) -> str:
 
 class ModelRewardEnvironment(EnvironmentWrapper):
     """
-    A task whose reward in training comes from a model. Prompts and evaluation are those of the task.
+    A task with a model's reward in training. Prompts and evaluation stay the task's own.
 
     The metrics show both rewards, `rewards/model` and `rewards/task`, and their correlation over a batch,
     `rewards/correlation`.

@@ -1,5 +1,5 @@
 """
-Tools: an environment of TRL's `environment_factory`, whose methods an agent calls in its answers.
+Tools: an agent calls the methods of an environment of TRL's `environment_factory` in its answers.
 
 [`Tools`] is such an environment in a workflow of your own. [`tool_workflow`] plays it as [`~trl.GRPOTrainer`] does. In
 a group of episodes the environment lives as long as its episode, so that each call is made once.
@@ -26,8 +26,8 @@ MAX_CHARACTERS = 8000  # about 2000 tokens
 
 class Tools:
     """
-    The tools of one episode: an object with a method `reset`, which is called with the columns of the item, and whose
-    other public methods are tools, except for `get_reward`. `observation` is the text that `reset` returned.
+    The tools of one episode: an object with a method `reset`, which is called with the columns of the item. Its other
+    public methods are tools, except for `get_reward`. `observation` is the text that `reset` returned.
 
     Args:
         environment (`Any`): The object.

@@ -1,5 +1,5 @@
 """
-Workflows: tasks whose episode is a coroutine.
+Workflows: tasks with a coroutine as an episode.
 
 `await agents.writer(prompt)` is the turn of the agent `writer`. All branches of a batch run on one event loop until
 each one waits for agents or has ended; what they ask is one turn, sampled in one call. The value that the coroutine
@@ -76,8 +76,8 @@ class NotAwaited(asyncio.Future):
 
 class Agents:
     """
-    The agents as a workflow sees them. `agents.writer`, `agents["writer"]` and `agents[0]` are the agent `writer` of a
-    task whose first role it is. A call asks the agent and returns its answer when awaited.
+    The agents as a workflow sees them. If `writer` is the first role of a task, `agents.writer`, `agents["writer"]`
+    and `agents[0]` are this agent. A call asks the agent and returns its answer when awaited.
     """
 
     def __init__(self, episode: "Episode", roles: Sequence[str]):
@@ -206,7 +206,7 @@ class Episode:
 
 class WorkflowEnvironment(Environment):
     """
-    A task whose episode is a coroutine, as [`workflow`] makes it.
+    A task with a coroutine as an episode, as [`workflow`] makes it.
 
     Args:
         run (`Callable`): `async def run(item, agents)`, which returns the reward: a number, a dict with one per role,

@@ -55,7 +55,7 @@ class Rows(DatasetSource):
 
     def load(self, split: str | None) -> Dataset:
         """
-        Loads rows, such as those of the split `"train[:100]"`. A local file has one split, with any name. Raises
+        Loads the rows of a split, such as `"train[:100]"`. A local file has one split, with any name. Raises
         `ConnectionError` if the Hub cannot be reached, and `ValueError` if the file or the split is malformed, or
         there are no rows.
         """
@@ -151,7 +151,7 @@ TASK = Task(
 
 
 def task_of(environment: Environment) -> Task:
-    """Makes a task of an environment, such as a workflow. Its items are those of the section `dataset`."""
+    """Makes a task of an environment, such as a workflow. Its items come from the section `dataset`."""
 
     def load(settings: TaskSettings) -> Datasets:
         rows = settings.sections["dataset"]

@@ -23,8 +23,8 @@ class EvaluationConfig(HistoryOptions):
     The settings of an evaluation. In a recipe, they are the section `evaluation` and the flags of `trl-multiagent
     evaluate`.
 
-    The settings from `num_turns` to `reward_none`, and those of [`~rollout.options.HistoryOptions`], default to
-    the values of the training, in the algorithm's section.
+    The settings from `num_turns` to `reward_none` and in [`~rollout.options.HistoryOptions`] default to the values of
+    the training, in the algorithm's section.
 
     Raises:
         ValueError: a value is impossible, or contradicts another one.
@@ -42,7 +42,7 @@ class EvaluationConfig(HistoryOptions):
     stop_strings: dict[str, list[Any]] | None = setting("Strings that end a completion, a list per role.")
     use_chat_template: bool | None = setting("Whether prompts are chat messages.")
     chat_template_kwargs: dict[str, Any] | None = setting(
-        "Arguments of the chat templates, before those of the training."
+        "Arguments of the chat templates. They take precedence over the training's."
     )
     discount: float | None = setting("Discount of the return.", ge=0, le=1)
     reward_none: str | None = setting(
@@ -65,7 +65,7 @@ class EvaluationConfig(HistoryOptions):
         "alone, 'centralized' is one agent that answers for all roles.",
         choices=("single_agent", "centralized"),
     )
-    control_model: str | None = setting("Model that the control starts from; by default that of the last agent.")
+    control_model: str | None = setting("Model that the control starts from; by default the last agent's.")
     contributions: bool = setting(
         "Whether to replace each agent by nothing, by the untrained agent and, with several teams, by another "
         "team's agent.",

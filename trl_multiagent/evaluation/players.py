@@ -1,6 +1,6 @@
 """
-What an evaluation plays beside a team: baselines, teams that do not read their messages, and teams whose agents come
-from several teams.
+What an evaluation plays beside a team: baselines, teams that do not read their messages, and teams of agents from
+several teams.
 
 Baselines are an untrained model alone or as a team, on the same items as the trained team. `raw_single_agent`: one
 agent gets the whole task. `concatenation`: the agents answer independently, and the environment joins their answers.
@@ -55,9 +55,9 @@ class Policy:
     source: str = ""  # where the team comes from
     is_pipeline: bool = False  # whether the agents answer one after the other
     compared_with: str = ""  # name of the team that a control or an ablation belongs to; by default all teams
-    row: str = ""  # name in the comparison with teams; that of a baseline by default
+    row: str = ""  # name in the comparison with teams; by default the name of the baseline
     is_shown: bool = True  # in the main table
-    silent_role: str | None = None  # an agent whose answers are empty
+    silent_role: str | None = None  # an agent with empty answers
     mix: tuple[int, ...] = ()  # in a cross-play, the number of the run from which each role's agent comes
 
 
@@ -162,7 +162,7 @@ def partners_of(items: list[dict]) -> list[int]:
 
 class MixedTeam:
     """
-    A team whose agents come from several teams, `sources`, by role. It can sample, but it cannot be trained or saved.
+    A team of agents from several teams, `sources`, by role. It can sample, but it cannot be trained or saved.
     """
 
     def __init__(self, sources: Mapping[str, SamplingTeam]):

@@ -110,7 +110,7 @@ def estimates(
 def smallest_difference(num_items: int, confidence: float) -> float:
     """
     Returns the smallest difference of two means that the interval of [`bounded_intervals`] can tell from zero with so
-    many items, as a share of the largest possible difference: that of items which all differ equally.
+    many items, as a share of the largest possible difference. It is reached if all items differ equally.
     """
     weight = 1 - ((1 - confidence) / 2) ** (1 / num_items)  # of the bound, at the lower end of the interval
     return weight / (1 - weight)
@@ -208,8 +208,8 @@ class Result:
     values: np.ndarray
     cost: dict[str, float]  # sums over all episodes, see [`total_cost`]
     speed: dict[str, Any] | None = None  # how fast the policy answered, see [`speed_of`]
-    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], with
-    # those of `return`
+    # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], and
+    # of `return`
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property

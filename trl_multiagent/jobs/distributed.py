@@ -98,8 +98,8 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
 
 def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
     """
-    Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from those of the
-    first. Such processes would wait for each other forever, or average gradients of different losses. The message
+    Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from the first
+    one's. Such processes would wait for each other forever, or average gradients of different losses. The message
     names every difference.
     """
     if accelerator.num_processes == 1:

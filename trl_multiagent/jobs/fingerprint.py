@@ -57,7 +57,7 @@ def digest_of_rows(dataset: Dataset) -> str:
 
 def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     """
-    Compares the settings of a checkpoint with those of a run. Returns both values of each setting that differs.
+    Compares the settings of a checkpoint and of a run. Returns both values of each setting that differs.
     Settings that only one of them knows yet, because no model is loaded, are ignored. This does not apply to the
     environment's own settings.
     """

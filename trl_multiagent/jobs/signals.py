@@ -1,6 +1,6 @@
 """
 Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its current step and saves a checkpoint. If
-the code of a task keeps the step for longer than `STOP_SECONDS`, the checkpoint is that of the step before.
+the code of a task keeps the step for longer than `STOP_SECONDS`, the checkpoint is from the step before.
 """
 
 import contextlib

@@ -207,5 +207,5 @@ def test_experiments_that_cannot_be_made_are_refused():
     with pytest.raises(ValueError, match="`experiments` has 'ecko', which is none of nothing, constant"):
         Program(source=SUM, entry_point="aux", checks=CHECKS, experiments=("first", "ecko"))
     for options in ({"experiments": ("first",), "watch": ("aux",)}, {"helper": SUM}):
-        with pytest.raises(ValueError, match="Experiments need a `helper`, whose one function"):
+        with pytest.raises(ValueError, match="Experiments need a `helper` and its one function"):
             Program(source=TEN_TIMES, entry_point="f", checks=CHECKS, **options)

@@ -28,7 +28,7 @@ class Program:
         checks (`str`): Trusted module source, asserts or a function `check(candidate)` with asserts in it. It runs
             whole; `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
-        watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` whose calls are counted.
+        watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` to count the calls of.
         needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run.
         helper (`str`, *optional*): Untrusted module source that defines the one function in `watch`. It runs in a
             process of its own, and `source` calls the function by its name. Nothing but data passes between the two:
@@ -74,7 +74,7 @@ class Program:
         if unknown:
             raise ValueError(f"`experiments` has {unknown[0]!r}, which is none of {', '.join(EXPERIMENTS)}.")
         if (self.experiments and not self.helper) or (self.helper and len(self.watch) != 1):
-            raise ValueError("Experiments need a `helper`, whose one function is in `watch`.")
+            raise ValueError("Experiments need a `helper` and its one function in `watch`.")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ SILENT_SECONDS = 180.0
 PAUSE_SECONDS = 10.0  # the longest wait between two searches for silent verifiers
 # A program that has run for longer no longer counts as one of the workers' programs, so that another one can start
 SLOW_SECONDS = 0.1
-FIRST_SLOW_SECONDS = 1.0  # the same limit for the first programs, whose helper processes are still starting
+FIRST_SLOW_SECONDS = 1.0  # the same limit for the first programs, while their helper processes are still starting
 # The smallest and the largest value of each number
 BOUNDS = {
     "workers": (1, 1024),
@@ -404,7 +404,7 @@ class Sandbox(contextlib.AbstractContextManager):
         return Verdict(**fields, tier=self.tier)
 
     def _verdict_on_lost(self, task: _Task) -> Verdict:
-        """Returns the verdict on a program whose answers have ended too many verifiers."""
+        """Returns the verdict on a program that has ended too many verifiers with its answers."""
         _, status, error = task.lost_steps[-1]
         sources = read_checks(task.program.checks, task.program.unittest).sources
         checks = tuple(Check(status, source, error) for source in sources)

@@ -141,7 +141,7 @@ def _calls() -> list[int]:
 
 
 def _with_short_iterators(function: Callable) -> Callable:
-    """Returns a function whose iterators end, because they are read at once."""
+    """Returns the function with iterators that end, because they are read at once."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)

@@ -1,8 +1,8 @@
 """
 Runs test methods of `unittest` in the verifier, on stand-ins for the program's objects.
 
-What a stand-in is asked is a call of one of `OPERATIONS`, whose numbers both processes know; what it defines itself,
-the program cannot change.
+A stand-in is asked for one of `OPERATIONS` by its number, which both processes know. The program cannot change what
+the stand-in defines itself.
 """
 
 import itertools
@@ -165,7 +165,7 @@ class TestMethods:
         return "passed", ""
 
     def stand_in(self, references: References, number: int, is_function: bool) -> Any:
-        """Makes the stand-in for an object of the present candidate, whose table of objects is `references`."""
+        """Makes the stand-in for an object of the present candidate. Its table of objects is `references`."""
 
         def ask(number: int, args: tuple, kwargs: dict) -> Any:
             if self.lost is not None or references is not self.evaluation.references:

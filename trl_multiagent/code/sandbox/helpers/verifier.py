@@ -80,8 +80,8 @@ def _end_process_after(seconds: float) -> None:
 
 def evaluate(job: dict, config: dict) -> dict:
     """
-    Runs a program once, or once for each experiment until one has no effect. Returns the fields of `Verdict`; of
-    several runs, those of the last one.
+    Runs a program once, or once for each experiment until one has no effect. Returns the fields of the last run's
+    `Verdict`.
     """
     result = {}
     effective = []
@@ -114,14 +114,14 @@ class Evaluation:
         self.outside_calls: Counter = Counter()  # between checks, and by the program's definitions
         self.calls_of_checks: list[Counter] = [Counter() for _ in job["sources"]]
         self.outside_calls_before: list[Counter] = [Counter() for _ in job["sources"]]
-        self.counter = self.outside_calls  # one of these, that of the check that is running
+        self.counter = self.outside_calls  # one of these: it belongs to the check that is running
         self.settled: set[int] = set()  # asserts that will not run again
         self.suspicious: set[str] = set()
         self.cpu_seconds = 0.0
         self.memory_mb = 0.0
         self.test_methods = TestMethods(self) if job["unittest"] else None
         self.process: Any = None  # the program's, while there is one
-        self.helper: Any = None  # that of the program's helper
+        self.helper: Any = None  # the process of the program's helper
         self.ablation = Ablation(job["experiment"], self._ask_helper) if job["helper"] else None
         self.begun = time.monotonic()
         self.clock = Clock(self.timeout, lambda: ask_zygote(config["control"], b"S"), config["own_times"])

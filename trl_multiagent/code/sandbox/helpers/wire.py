@@ -31,7 +31,7 @@ MAX_JOB = 64 << 20  # bytes of a message written by trusted code
 MAX_TEXT = 4000  # characters of an exception's message
 MAX_ARGS = 9  # arguments of an exception
 MAX_INTEGER = 1 << 22  # bits of an integer
-MAX_RATIO = 1 << 15  # bits of a fraction's numerator and denominator, whose greatest common divisor is computed
+MAX_RATIO = 1 << 15  # bits of a fraction's numerator and denominator; their greatest common divisor is computed
 MAX_BOUND = 1 << 10  # bits of a range's start, stop and step
 MAX_DIGITS = 1 << 16  # digits of a decimal number
 # Elements of a set, or keys of a dictionary, with the same hash. Each of them is compared with all others
@@ -195,8 +195,8 @@ _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, b
     "iterator": iter,
     "type": lambda parts: _TYPES[_typed(parts, str)[0]],
 }
-# Modules whose exceptions keep their class, because checks name them. A program could end the checks with those of
-# other modules, such as unittest
+# Exceptions of these modules keep their class, because checks name them. A program could end the checks with an
+# exception of another module, such as unittest
 _RAISING = set(
     (
         "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct "
@@ -217,7 +217,7 @@ class WireError(Exception):
 
 class References:
     """
-    Objects that are used by number: those of this side, and stand-ins for those of the other one. `stand_in` makes one
+    Objects that are used by number: this side's, and stand-ins for the other side's. `stand_in` makes a stand-in
     for the other side's object of that number; its last argument says whether it is a function. `objects` says whether
     objects that are no functions can be used, too. Otherwise one arrives as a new `object`, equal to itself alone.
     """
