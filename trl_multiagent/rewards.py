@@ -38,8 +38,8 @@ class CodeRewardFunction:
         min_tier (`str`, *optional*, defaults to `"seccomp"`): Weakest protection of the sandbox to run with, see
             docs/sandbox.md.
         tags (`tuple[str, str]`, *optional*): What begins and ends a reasoning, if not the tags in docs/reasoning.md.
-        opened (`bool`, *optional*, defaults to `False`): Whether the chat template opens the reasoning, as that of
-            DeepSeek-R1 does, which the completion does not show. One without an end then has no answer.
+        opened (`bool`, *optional*, defaults to `False`): Whether the chat template opens the reasoning, as
+            DeepSeek-R1's does. The completion does not show this. One without an end then has no answer.
 
     Raises:
         ValueError: there is no such kind or tier.
@@ -98,7 +98,7 @@ def complete(item: dict[str, Any], answer: str) -> str:
     found = {text: read_completion(text, name) for text in (answer, prompt + answer)}
     bodies = ((text, read_completion(text, name)) for text in (header + body for body in read_bodies(answer)))
     for text, code in itertools.chain(found.items(), bodies):
-        if not (code.problem or code.error or code.is_opaque):  # in a body, the name may be that of a variable
+        if not (code.problem or code.error or code.is_opaque):  # in a body, the name may belong to a variable
             return text
     return next((text for text, code in found.items() if not code.problem), answer)
 
@@ -146,13 +146,13 @@ def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
         return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
     missing = [name for name in ("entry_point", "test") if name not in row]
     if missing:
-        raise ValueError(f"{where}: there is no column `{missing[0]}`; it needs those of HumanEval or MBPP.")
+        raise ValueError(f"{where}: there is no column `{missing[0]}`; it needs the columns of HumanEval or MBPP.")
     problem = row.get("problem") or prompt
     try:
         read_problem(problem, row["entry_point"])
     except ValueError as error:
         advice = "Put HumanEval's into the column `problem`"
-        raise ValueError(f"{where}: the prompt is not that of HumanEval: {error}. {advice}.") from error
+        raise ValueError(f"{where}: the prompt is not HumanEval's: {error}. {advice}.") from error
     return {**row, "task_id": str(row.get("task_id", where)), "prompt": problem}
 
 

@@ -62,7 +62,7 @@ def generate_groups(
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate`
             call, padding included. If the completions of a single prompt exceed it, they are sampled in several calls.
             A call samples at least one.
-        agents ([`Agents`], *optional*): By default one agent, whose completions end with `eos_token_id`.
+        agents ([`Agents`], *optional*): By default one agent; its completions end with `eos_token_id`.
         numbers (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
 
     Returns:
@@ -142,7 +142,7 @@ def _generate(
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
-    for module in model.modules():  # Qwen's vision models keep those of a call, whose rows may be others
+    for module in model.modules():  # Qwen's vision models keep a call's; the next call may have other rows
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
     with without_own_settings(model):

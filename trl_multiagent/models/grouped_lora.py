@@ -43,7 +43,7 @@ class Stacked:
     """
     Computes rows of several adapters, in any order. It adds two products to a layer for any number of adapters: with
     all A, where a row keeps only the part of its own adapter, and with all B. A name without an adapter stands for the
-    base alone. Before a forward, the caller sets the rows. In sampling, where weights do not change, those of a layer
+    base alone. Before a forward, the caller sets the rows. In sampling, where weights do not change, a layer's weights
     are stacked once.
     """
 

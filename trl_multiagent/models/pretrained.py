@@ -84,7 +84,7 @@ def text_model(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
-    """Returns the parameters that texts reach: of a composite model, those of its text model and of its head."""
+    """Returns the parameters that texts reach: in a composite model, its text model's and its head's."""
     if model.config.get_text_config() is model.config:
         return list(model.parameters())
     parts = (model.get_decoder(), model.get_output_embeddings())
@@ -114,7 +114,7 @@ def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
 
 def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
     """
-    Returns the weight of a model's router loss: the given one, else that of the model's configuration, as in
+    Returns the weight of a model's router loss: the given one, else the one in the model's configuration, as in
     GRPOTrainer.
     """
     return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
@@ -206,8 +206,8 @@ def find_file(
 ) -> str | None:
     """
     Looks for a file in a folder or in a repository on the Hub, and downloads it if necessary. Returns its local path,
-    or `None` if it does not exist. If the Hub does not answer and the file is not `required`, a repository whose
-    configuration is in the local cache counts as having only the cached files.
+    or `None` if it does not exist. If the Hub does not answer and the file is not `required`, a repository with
+    its configuration in the local cache counts as having only the cached files.
 
     Raises:
         OSError: `name` is neither a folder nor a repository that can be read, or the Hub does not answer.

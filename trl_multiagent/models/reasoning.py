@@ -97,14 +97,14 @@ class CompletionReader:
             tokenizer if getattr(tokenizer, "response_template", None) and self.tags != (BEGIN, END) else None
         )
         self.has_python_calls = "<|tool_call_start|>" in self.template
-        if self.parser is None and "<|tool_call>" in self.template:  # of Gemma 4, whose calls are no JSON
+        if self.parser is None and "<|tool_call>" in self.template:  # of Gemma 4: its calls are no JSON
             from trl.chat_template_utils import add_response_schema
 
             with contextlib.suppress(ValueError):  # TRL knows other templates
                 self.parser = add_response_schema(copy.copy(tokenizer))
 
     def texts(self, completion_ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns completions as text, without special tokens other than those of a reasoning or of a tool's call."""
+        """Returns completions as text. Of the special tokens, it keeps a reasoning's and a tool call's."""
         shown = [[token for token in ids if token not in self.hidden] for ids in completion_ids]
         return self.tokenizer.batch_decode(shown)
 
@@ -151,8 +151,8 @@ class CompletionReader:
         """
         Returns the fields of a completion's message in its agent's own history. Most templates of reasoning models
         read the reasoning from a field, others from the content. Of these, some cut the content at `</think>`, so
-        that one within the answer or the reasoning is written with a space. `tool_calls` is an answer whose calls the
-        model wrote in another form, which the template knows, see [`~rollout.sampler.render_chat`].
+        that one within the answer or the reasoning is written with a space. `tool_calls` is an answer in which the
+        model wrote calls in another form that the template knows, see [`~rollout.sampler.render_chat`].
         """
         content, call, _ = answer.partition("to=functions." if self.has_messages else "<tool_call>")
         if call and answer not in text and "tool_calls" in self.template:
@@ -239,7 +239,7 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
 
 def find_answer(text: str, prompt: str = "", tags: tuple[str, str] | None = None) -> str:
     """
-    Returns the answer in a completion whose tokenizer is not known. Messages are read by [`last_message`]. Tags are
+    Returns the answer in a completion of an unknown tokenizer. Messages are read by [`last_message`]. Tags are
     read by [`split_reasoning`]: these `tags`, or the first of `TAGS` in the text or at the end of the `prompt`. One in
     quotation marks is none.
     """

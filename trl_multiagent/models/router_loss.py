@@ -2,7 +2,7 @@
 The load-balancing loss of mixture-of-experts agents, over a whole batch.
 
 Every token of every sparse layer has a weight w_t. The router gives it the probabilities p_te, and sends it to the k
-most probable experts. The loss is that of transformers:
+most probable experts. The loss is the same as in transformers:
 
     num_experts * sum over experts e of load_e * P_e,   load_e = sum of w_t over the tokens sent to e / T,
                                                         P_e = sum over tokens of w_t p_te / T,   T = sum of w_t

@@ -1,6 +1,6 @@
 """
-A sampling loop that is faster than that of transformers: rows that have ended leave the batch, the cache is written in
-place, and a token is drawn with one random number instead of one per token of the vocabulary. A row's tokens depend
+A sampling loop that is faster than the one in transformers: rows that have ended leave the batch, the cache is written
+in place, and a token is drawn with one random number instead of one per token of the vocabulary. A row's tokens depend
 only on its own random numbers.
 
 A token is computed in one of two forms. [`GrowingToken`] attends to the tokens so far. [`FixedToken`] attends to the
@@ -301,7 +301,7 @@ class GrowingToken:
 
 class FixedToken(GrowingToken):
     """
-    Samples the next token of each row with tensors whose shapes and addresses do not change. After [`WARM_UP`] tokens,
+    Samples the next token of each row with tensors of constant shapes and addresses. After [`WARM_UP`] tokens,
     a CUDA graph replays the rest: a launch for a token instead of hundreds. The graph lives until rows leave the
     batch.
     """
@@ -354,7 +354,7 @@ class FixedToken(GrowingToken):
 
 def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """
-    Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores. `dtype`: that of the model.
+    Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores. `dtype`: the model's.
     """
     return torch.zeros_like(mask, dtype=product_dtype(mask, dtype)).masked_fill(mask == 0, -torch.inf)[:, None, None]
 

@@ -37,7 +37,7 @@ def takes_masks(model: PreTrainedModel) -> bool:
 
 
 def product_dtype(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
-    """Returns the type of products on a tensor's device: that of autocast, else `dtype`, by default the tensor's."""
+    """Returns the type of products on a tensor's device: autocast's, else `dtype`, by default the tensor's."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype or x.dtype
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from trl_multiagent.models.reasoning import MALFORMED, CompletionReader, python_calls
 
 
-# What quotes a call: a block of code, whose length is limited to keep the search fast, or code within a line
+# What quotes a call: a block of code (of limited length, to keep the search fast), or code within a line
 QUOTED = r"^[ \t]*(?P<mark>`{3,}|~{3,})[^\n`]*\n(?:[^\n]*\n){0,100}?[ \t]*(?P=mark)[ \t]*$|(?<!`)`[^`\n]+`(?!`)"
 # What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, MiniMax, Mistral, Llama, DeepSeek,
 # Kimi K2, Cohere, Phi and gpt-oss
@@ -38,7 +38,7 @@ ACTION = re.compile(
     r"|\n[ \t*]*Action[ _]Input[ \t*]*:[ \t*]*\s*(.*?)(?=^[ \t*]*Observation|\Z))",
     re.DOTALL | re.MULTILINE,
 )
-# A call whose arguments, in JSON, follow its name
+# A call with its arguments, in JSON, after its name
 NAMED = re.compile(r"(?:function<｜tool▁sep｜>|<function=|functions\.)?([\w.-]+)(?![\w.-])[^{]*(?=\{)")
 TEXTS = re.compile(
     r"<parameter(?:=| name=\"?)([^<>\"]+)\"?>\n?((?:(?!<parameter[= ]).)*?)\n?</parameter>"
@@ -57,8 +57,8 @@ INSTRUCTIONS = (
 def find_calls(answer: str) -> list[str]:
     """
     Returns the texts of the tool calls in an answer, in the forms that open models write. Calls that are quoted as
-    code are not made. Without tags, an answer may consist of calls, in JSON as those of Llama and of OpenAI's
-    interface or in Python as those of Llama 4; end with them in a block of code; or have a line `Action:`.
+    code are not made. Without tags, an answer may consist of calls, in JSON as in Llama and in OpenAI's
+    interface or in Python as in Llama 4; end with them in a block of code; or have a line `Action:`.
     """
     if are_calls(answer):
         return [answer]

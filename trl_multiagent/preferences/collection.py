@@ -107,7 +107,7 @@ from trl_multiagent.preferences import load_preferences
 preferences = load_preferences("FOLDER_OR_REPOSITORY", roles={roles})
 ```
 
-The environment, whose joint reward ranked the answers:
+The environment that ranked the answers by its joint reward:
 
 {environment}
 `env_steps` is the number that CoMLRL charges for the pairs. The actual cost is `candidates_scored`, the number of
@@ -353,8 +353,8 @@ class _Collection:
 def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side: str, by: str) -> None:
     """
     Adds the joint answers of nodes to the records, as fields of [`Candidate`], and counts their tokens. `own`: the
-    nodes of the team. Where the token ids of the prompt are others, those of the answer are left out: they are of
-    another tokenizer. `by`: the policy that sampled the answers.
+    team's nodes. If a prompt has other token ids than the team's, the answer's token ids are left out, because they
+    come from another tokenizer. `by`: the policy that sampled the answers.
     """
     for record, node, team_node in zip(records, nodes, own, strict=True):
         actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
@@ -373,7 +373,7 @@ def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side:
 
 def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
     """
-    Makes a dataset of rows, possibly none, whose metrics may differ. A role's columns are texts if its prompt in
+    Makes a dataset of rows, possibly none. Their metrics may differ. A role's columns are texts if its prompt in
     `prompts` is one.
     """
     messages = [{"role": Value("string"), "content": Value("string")}]
@@ -467,7 +467,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
         name (`str`): Folder of a collection or of another dataset that `Dataset.save_to_disk` wrote, a `.jsonl`,
             `.json` or `.parquet` file, or the id of a dataset on the Hub.
         roles (`Sequence[str]`): The roles of the team that is to be trained.
-        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or those of the split
+        split (`str`, *optional*): The rows, such as `"train[:100]"`. By default, all rows, or the split
             `train` of a dataset on the Hub.
 
     Raises:

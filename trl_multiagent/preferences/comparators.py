@@ -122,7 +122,7 @@ def sample_centralized(
     sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
 ) -> dict[str, list[Samples]]:
     """
-    Samples joint answers of one model, whose role is `SOLO`. It sees the assignments of all roles and answers with a
+    Samples joint answers of one model in the role `SOLO`. It sees the assignments of all roles and answers with a
     tagged block for each, as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a
     block, or with several, is empty.
     """

@@ -37,8 +37,8 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     preference_num_candidates: int = setting("Joint answers that are sampled per item.", 80, ge=1)
     preference_pairs_per_sample: int | None = setting("Pairs that are kept per item; null keeps all.", 16, ge=1)
     pair_selection: Literal["reward_gap", "random", "all", "comparator_reward"] = setting(
-        "Which pairs are kept: those with the largest gap of rewards first, random ones, all, or those whose "
-        "comparator has the greatest reward first.",
+        "Which pairs are kept: the largest gap of rewards first, random ones, all, or the greatest reward of the "
+        "comparator first.",
         "reward_gap",
     )
     use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
@@ -57,7 +57,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     comparator_agents: list[str] | None = setting("Model ids of `model`, one per role.")
     comparator_api_model: str | None = setting("With `api`, the model's name at its provider or `comparator_api_url`.")
     comparator_api_format: Literal["openai", "anthropic", "generic"] | None = setting(
-        "'openai' or 'anthropic', whose endpoint is OpenAI-compatible; by default decided by the model's name. "
+        "'openai' or 'anthropic', both with an OpenAI-compatible endpoint; by default decided by the model's name. "
         "'generic', of CoMLRL, is not supported."
     )
     comparator_num_candidates: int | None = setting(

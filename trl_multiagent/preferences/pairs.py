@@ -21,8 +21,8 @@ class Candidate:
     reward: float  # the joint reward
     metrics: dict[str, Any] = field(default_factory=dict)  # the components of the reward
     by: str = "current"  # the policy that sampled it
-    answers: dict[str, str] = field(default_factory=dict)  # of roles whose completions have a reasoning before them
-    ids: dict[str, list[int]] = field(default_factory=dict)  # token ids, where the prompt had those of the team
+    answers: dict[str, str] = field(default_factory=dict)  # of roles that reason before they answer
+    ids: dict[str, list[int]] = field(default_factory=dict)  # token ids, where the prompt had the team's
 
     @property
     def key(self) -> tuple[str, ...]:

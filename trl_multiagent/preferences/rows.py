@@ -49,7 +49,7 @@ def ids_columns(role: str) -> tuple[str, str]:
 
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
     """
-    Returns the roles whose prompt, chosen and rejected answer are among the columns, in the order of their prompts.
+    Returns the roles with a prompt, a chosen and a rejected answer among the columns, in the order of their prompts.
     """
     candidates = [name.removesuffix("_prompt") for name in columns if name.endswith("_prompt")]
     return [role for role in candidates if set(text_columns(role)) <= set(columns)]

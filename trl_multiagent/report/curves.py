@@ -1,5 +1,5 @@
 """
-Turns the logs of runs into curves and tables. Runs that differ only in their seed form a group, whose curves have
+Turns the logs of runs into curves and tables. Runs that differ only in their seed form a group. Its curves have
 means and bands.
 """
 

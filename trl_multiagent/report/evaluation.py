@@ -45,8 +45,7 @@ DIFFERENCE_NOTE = (
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
 )
 COST_NOTE = (
-    "Calls and generated tokens are those of an episode. Wall s is the wall time of the "
-    "batches, with scoring, per episode."
+    "Calls, generated tokens and Wall s are per episode. Wall s is the wall time of the batches, with scoring."
 )
 
 
@@ -181,7 +180,7 @@ class Report:
         elif any("turn_2" in numbers for numbers in self.numbers.values()):
             hidden = " The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else ""
             tests = "It counts all tests, also those that feedback has shown to the agents."
-            lines.append(f"pass@k is that of the last turn. {tests}{hidden}")
+            lines.append(f"pass@k is for the last turn. {tests}{hidden}")
         return [*lines, COST_NOTE]
 
     def _components(self, result: Result) -> list[str]:
@@ -279,7 +278,7 @@ def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
 
 
 def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
-    """Returns the team in which the agent of one role is that of run i, and all others are those of run j."""
+    """Returns the team in which the agent of one role comes from run i, and all others from run j."""
     return tuple(i if role == varied else j for role in roles)
 
 
@@ -292,8 +291,8 @@ class CrossPlay:
 
     metric: str
     runs: list[str]
-    # For each role of [`roles_to_vary`], the mean over items where the agent of this role is that of the run of the
-    # row, and all other agents are those of the run of the column. Shape `(num_runs, num_runs)`
+    # For each role of [`roles_to_vary`], the mean over items where the agent of this role comes from the row's run,
+    # and all other agents from the column's. Shape `(num_runs, num_runs)`
     matrices: dict[str, np.ndarray]
     diagonal: Estimate  # the mean over teams as they were trained
     off_diagonal: Estimate  # the mean over mixed teams

@@ -28,7 +28,7 @@ MAX_TEXT = 20_000  # characters of one text
 # Settings and sections in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
 OWN_SECTIONS = {"output", "wandb"}
-OWN_NAMES = ("algorithm", "roles", "models")  # settings whose values are shown without the setting's name
+OWN_NAMES = ("algorithm", "roles", "models")  # settings that are shown without their name
 SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)token|api_key|password|secret)"
 SECRET = re.compile(rf"""({SECRET_NAME}["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
 
@@ -91,7 +91,7 @@ def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     Reads a file with one JSON value per line; a missing file has none. A last line without a line break is left out: a
-    killed process has not finished it. Other damaged lines, such as those of a full disk, are left out with a warning.
+    killed process has not finished it. Other damaged lines, as a full disk leaves them, are skipped with a warning.
     """
     with naming_damage(path):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
@@ -211,8 +211,8 @@ def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[s
 def same_item(trees: list[list[Row]]) -> list[list[Row]]:
     """
     Returns the first and the last tree of an item that was seen from nearly the first step to nearly the last one: of
-    these items, the one whose first return is the median. Without an item that recurs, these are the first
-    and the last tree of all.
+    these items, the one with the median first return. Without an item that recurs, these are the first and the last
+    tree of all.
     """
     ordered = sorted(trees, key=lambda tree: tree[0]["step"])
     items: dict[tuple, list[list[Row]]] = {}

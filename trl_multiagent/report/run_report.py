@@ -40,7 +40,7 @@ TREES_FOLDER = "trees"
 KEPT_STEPS, KEPT_TREES = 20, 3  # a run without a trace keeps some trees of some steps
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
-MAX_FILES = 40  # files of a trace whose trees a page shows
+MAX_FILES = 40  # files of a trace that a page shows
 PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
 # Settings that do not affect the training
 UNSHOWN = """
@@ -65,7 +65,7 @@ class RunReport(RolloutCallback):
         self.algorithm, self.describe = algorithm, describe
         self.is_running = False
         self.next_refresh = 0.0
-        self.next_kept = 0  # the next step whose trees are kept
+        self.next_kept = 0  # the next step to keep the trees of
         # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
         self.followed: str | None = None
         self.latest: list[TraceRow] = []
@@ -183,7 +183,7 @@ def versions() -> dict[str, str]:
 def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Returns the facts about a run, as plain values."""
     values = args.to_dict()
-    # A field whose default is made for each object counts as given
+    # A field with a default that is made for each object counts as given
     given = {
         field.name: values[field.name]
         for field in dataclasses.fields(args)

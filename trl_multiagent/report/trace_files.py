@@ -113,7 +113,7 @@ def read_trace(folder: str | Path) -> pd.DataFrame:
 
 
 def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
-    """Makes a table whose columns have one type each, which is the same in every file."""
+    """Makes a table in which each column has one type, the same in every file."""
     frame = pd.DataFrame(rows)
     for name in frame:
         if name.startswith(("advantage/", "metrics/")):

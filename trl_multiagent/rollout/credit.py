@@ -33,7 +33,7 @@ def add_counterfactuals(
     Stores the counterfactual rewards of some roles in `node.counterfactuals`, one per joint action.
 
     Args:
-        nodes (`Sequence[Node]`): Nodes of a turn, whose joint actions are scored.
+        nodes (`Sequence[Node]`): Nodes of a turn. Their joint actions are scored.
         environment ([`Environment`]): Scores the changed joint actions in one call, each of them once.
         roles (`Sequence[str]`): The roles that get counterfactual rewards, at the nodes where they act.
         replacement (`str`): `"nothing"` replaces an answer by an empty text, `"sibling"` by the agent's next

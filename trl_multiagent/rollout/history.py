@@ -12,7 +12,7 @@ from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
 
-EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response whose prompt is not shown
+EARLIER_ANSWER = "Your earlier answer:\n"  # precedes a response that is shown without its prompt
 
 
 @dataclass

@@ -20,7 +20,7 @@ class SamplingOptions:
             probability.
         top_k (`int`, *optional*, defaults to `0`): Sample from this number of the most likely tokens; 0 for all.
         use_chat_template (`bool`, *optional*): Whether prompts and histories are rendered as chat messages. By
-            default, they are for each agent whose tokenizer has a chat template.
+            default, they are for each agent with a chat template.
     """
 
     max_completion_length: int = setting(default=256, ge=1)

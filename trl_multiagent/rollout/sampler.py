@@ -220,7 +220,7 @@ class TeamSampler:
         team ([`AgentTeam`]): The team.
         generator ([`Generator`]): Samples the completions.
         use_chat_template (`bool`, *optional*):
-            Whether prompts are rendered as chat messages. By default, they are for each agent whose tokenizer has a
+            Whether prompts are rendered as chat messages. By default, they are for each agent with a
             chat template.
         history_options ([`~rollout.history.HistoryOptions`], *optional*):
             The part of their past turns that the agents see. By default, each sees all of its own prompts and
@@ -251,7 +251,7 @@ class TeamSampler:
 
     @property
     def chat_roles(self) -> frozenset[str]:
-        """The roles whose prompts are chat messages."""
+        """The roles with chat messages as prompts."""
         tokenizers = self.team.tokenizers.items()
         return frozenset(role for role, x in tokenizers if uses_chat_template(x, self.use_chat_template))
 
@@ -373,7 +373,7 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
     Returns the text of chat messages that [`tokenize_prompts`] tokenizes. Some chat templates take contents as lists
     of parts alone, as SmolVLM's does, refuse empty answers, as Ministral's does, or refuse or leave out the results of
     tools, as Gemma's does: these become messages of the user. Calls that a model wrote in another form, see
-    [`~models.reasoning.CompletionReader.message`], become those of the template, if their results follow.
+    [`~models.reasoning.CompletionReader.message`], get the template's form, if their results follow.
     """
     from trl_multiagent.models.tool_calls import find_calls, read_calls
 

@@ -3,8 +3,8 @@ Seats: players of roles that are not trained, such as a function, a saved team, 
 
 [`SeatedEnvironment`] is the task as the trained agents see it. It has only their roles, so teams, trainers and
 evaluations need no code for seats. If a seat acts together with trained agents, it answers once for each of their
-joint actions. Turns in which only seats act are played at once, and their rewards are added to those of the turn
-before, or of the first turn if they open the episode.
+joint actions. Turns in which only seats act are played at once, and their rewards are added to the turn before,
+or to the first turn if they open the episode.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class Branch:
     item: dict
     history: History = ()
     prompts: Prompts = field(default_factory=dict)
-    num_paid: int = 0  # number of turns whose rewards are in an outcome
+    num_paid: int = 0  # number of turns with their rewards in an outcome
 
 
 class Seat(ABC):

@@ -2,7 +2,7 @@
 Rollout trees and groups of episodes: nodes, joint actions and returns, as plain data.
 
 All trees of a batch grow together, turn by turn. Each turn needs one call for its prompts, one for its completions
-and one for its outcomes. A group of episodes is several trees of the same item whose nodes have one joint action each.
+and one for its outcomes. A group of episodes is several trees of the same item with one joint action per node.
 """
 
 import hashlib
@@ -63,8 +63,7 @@ class Samples:
 class Node:
     """
     One item with one history, from which every agent that acts samples G completions. Lists have an entry per joint
-    action. Rewards and returns are those of the team; they are the means over the roles if each role has a reward of
-    its own.
+    action. Rewards and returns are the team's; they are the means over the roles if each role has a reward of its own.
     """
 
     item: dict  # the dataset row
@@ -82,7 +81,7 @@ class Node:
     counterfactuals: dict[str, list[float]] = field(default_factory=dict)
     tree: int = 0  # the number of the item, by default in its batch
     path: tuple[int, ...] = ()  # the joint actions that led here
-    episode: int | None = None  # the number of the episode among those of its item; `None` in a tree
+    episode: int | None = None  # the number of the episode among its item's; `None` in a tree
     ended_early: bool = False  # whether early termination made this node a leaf
     ended: list[int] = field(default_factory=list)  # the joint actions after which the environment ended the episode
     values: dict[str, list[float]] = field(default_factory=dict)  # by critic, see `trainers.base.actor_critic_trainer`
@@ -147,7 +146,7 @@ Trees = list[list[Node]]  # the nodes of each turn of a batch of trees
 
 
 def known(values: Sequence[float]) -> list[float]:
-    """Returns the rewards or returns that are not NaN, which is that of a joint action that nothing scores."""
+    """Returns the rewards or returns that are not NaN. A joint action that nothing scores has NaN."""
     return [value for value in values if not math.isnan(value)]
 
 
@@ -164,8 +163,8 @@ def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
 
 def groups_of(nodes: Sequence[Node]) -> list[list[Node]]:
     """
-    Divides the nodes of a turn into groups, whose completions are compared. In a tree, a group is one node; in
-    episodes, it is the nodes of all episodes of the item.
+    Divides the nodes of a turn into groups. Completions are compared within a group. In a tree, a group is one node;
+    in episodes, it is the nodes of all episodes of the item.
     """
     groups: dict[int, list[Node]] = {}
     for k, node in enumerate(nodes):
@@ -261,7 +260,7 @@ def play_episodes(
         items, environment, sample, settings: See [`grow_trees`].
         score (`Callable`, *optional*): `nodes -> outcomes` of each node's joint action. Called once per turn. By
             default, the environment's `evaluate`.
-        num_turns (`int`, *optional*): Largest number of turns; by default that of the environment, see
+        num_turns (`int`, *optional*): Largest number of turns; by default the environment's, see
             [`~Environment.check_turns`].
         num_episodes (`int`, *optional*, defaults to `1`): Number of episodes per item.
 

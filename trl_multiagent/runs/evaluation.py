@@ -209,7 +209,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
     if not items:
         raise ConfigError(
             "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', "
-            "or give --dataset, all of whose rows are played."
+            "or give --dataset, to play all of its rows."
         )
     items = items.select(range(min(len(items), evaluation.settings.sections["dataset"].eval_size or len(items))))
     smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
@@ -344,7 +344,7 @@ def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[P
 
 def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
     """
-    Makes the teams whose agents do not read each other's answers. Raises `ConfigError` if the task has no messages.
+    Makes the teams of agents that do not read each other's answers. Raises `ConfigError` if the task has no messages.
     """
     if len(environment.roles) == 1 or evaluation.config.num_turns == 1:
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")

@@ -128,7 +128,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
             "untrained team."
         ),
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default that of the first run.")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default the first run's.")
     parser.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
     parser.add_argument("--task", metavar="TASK", help="The task, as in `trl-multiagent train`.")
     parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
@@ -172,7 +172,7 @@ def parse_evaluation(
         flags = [flag for action in parser._actions for flag in action.option_strings]
         raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
     if cross_play and len(arguments.teams) < 2:
-        raise ConfigError("A cross-play needs at least two runs, whose agents play with each other.")
+        raise ConfigError("A cross-play needs at least two runs, so that their agents can play with each other.")
     locations = [find_team(text) for text in arguments.teams]
     configs = [find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)]
     notes = []
@@ -183,7 +183,7 @@ def parse_evaluation(
         config = next(filter(None, configs), None)
         for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
-                notes.append(f"the settings are those of {config}; the section `dataset` of {text} differs.")
+                notes.append(f"the settings come from {config}; the section `dataset` of {text} differs.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
     if config is not None and arguments.config is None:
@@ -205,7 +205,7 @@ def parse_evaluation(
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
-    """Completes the settings of the evaluation with those of the algorithm's section, or its defaults."""
+    """Completes the settings of the evaluation from the algorithm's section, or its defaults."""
     config: EvaluationConfig = settings.sections["evaluation"]
     for name in ("baselines", "control", "contributions", "ablate"):
         if cross_play and getattr(config, name):

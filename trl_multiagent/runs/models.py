@@ -87,7 +87,7 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
 
 @dataclass
 class Run:
-    """The run whose checkpoints are the population `self`."""
+    """The run that gives the population `self` its checkpoints."""
 
     folder: Path
     start: str | list[str] | None  # the models from which it started, as in `Settings.model_names`; `None` if unknown
@@ -203,8 +203,8 @@ def read_section(path: str, section: Any, cls: type) -> Any:
 
 def read_values(path: str, section: Any, cls: type) -> dict[str, Any]:
     """
-    Checks the values of a section whose keys are the fields of a dataclass. Raises `ValueError` if a key is unknown or
-    a value is wrong.
+    Checks the values of a section that has the fields of a dataclass as keys. Raises `ValueError` if a key is unknown
+    or a value is wrong.
     """
     keys = keys_of(cls)
     if not isinstance(section, Mapping):

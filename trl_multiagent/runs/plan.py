@@ -71,7 +71,7 @@ def rollout_lines(
 ) -> dict[str, Any]:
     """
     Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without
-    `datasets`, the function loads those of the recipe. `team`: the team without weights, if it is known.
+    `datasets`, the function loads the recipe's. `team`: the team without weights, if it is known.
     """
     args, dataset = run.training_args, run.dataset
     num_train = num_eval = None
@@ -188,7 +188,7 @@ GB = 1e9
 GPUS = {"T4": 16, "4090": 24, "L40S": 48, "A100-40": 40, "A100": 80, "H100": 80, "H200": 141}
 USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
 LEAST_ROOM = 1.2  # of an engine, over its weights: for activations and a cache
-MEASURED_ITEMS = 64  # number of items whose first prompts are measured
+MEASURED_ITEMS = 64  # the first prompts of so many items are measured
 
 
 def print_memory_plan(
@@ -299,8 +299,8 @@ def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -
 
 def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int, int]:
     """
-    Returns the parameters of a model that texts reach, 0 and those of its other parts; or the parameters of an
-    adapter, those of its base and 0.
+    Counts parameters. Without an adapter, returns the model's parameters that texts reach, 0 and its other ones; with
+    one, the adapter's, its base's and 0.
     """
     model = without_weights(config)
     number = model.num_parameters()

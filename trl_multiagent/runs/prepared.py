@@ -47,15 +47,15 @@ from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
-# Metrics of an evaluation whose names contain no turn, no role, and no name of the environment
+# Metrics of an evaluation with no turn, no role and no name of the environment in their own names
 EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
 
 
-# Arguments whose keys or entries are roles
+# Arguments with roles as keys or entries
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
 AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
 NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
-# Values of `report_to` whose packages transformers cannot detect
+# Values of `report_to`: transformers cannot detect their packages
 NOT_DETECTED = ("azure_ml", "flyte")
 
 
@@ -121,8 +121,8 @@ class PreparedRun(Settings):
     @property
     def items_per_step(self) -> int:
         """
-        Number of items that a training needs: those of one optimizer step, over all processes. A collection needs only
-        one.
+        Number of items that a training needs: as many as one optimizer step takes, over all processes. A collection
+        needs only one.
         """
         args = self.training_args
         return args.items_per_device * args.world_size if isinstance(args, RolloutConfig) else 1

@@ -80,7 +80,7 @@ FREE_KEYS = "num_iterations logging_steps report_to disable_tqdm push_to_hub hub
 # Arguments of the team's trainer that the reward model's trainer shares: accelerate has one precision per process
 SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloader_pin_memory output_dir".split()
 # Of a reward model: the section of a training alone, the file that is written last, the metrics of an evaluation (the
-# loss, TRL's, and those of held-out pairs), and the arguments that may differ when a training is resumed
+# loss, TRL's, and the ones of held-out pairs), and the arguments that may differ when a training is resumed
 SECTION, COMPLETE_FILE = "reward_model", "complete.json"
 EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward".split()
 FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
@@ -117,7 +117,7 @@ def run_preferences(settings: Settings) -> None:
 
 
 def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
-    """Runs the stages of the rounds that are not complete. `results`: those of the complete ones."""
+    """Runs the stages of the rounds that are not complete. `results`: the results of the complete rounds."""
     now, args = None, run.args
     if args.push_to_hub and len(results) < run.num_rounds:  # a push without permission ends the run here
         with fail_together(run.state):
@@ -354,7 +354,7 @@ def with_reward_of(run: PreferenceRun, number: int, score_task: bool) -> Environ
 
 
 def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
-    """Trains the team of a round from its last checkpoint, which may be that of the last step."""
+    """Trains the team of a round from its last checkpoint, which may come from the last step."""
     run, prepared, folder = now.run, now.run.prepared, now.run.part_of(now.number)
     with end_on_wrong_input(prepared.prog):
         args = run.args
@@ -547,7 +547,7 @@ def make_args(settings: Settings) -> JointRewardConfig:
 
 def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) -> JointRewardConfig:
     """
-    Makes the arguments of the trainer from `values`. Raises `ConfigError` if one is wrong. `given`: those of the user.
+    Makes the arguments of the trainer from `values`. Raises `ConfigError` if one is wrong. `given`: the user's.
     """
     with argument_errors(section, given, values):
         args = JointRewardConfig(**{"save_strategy": "epoch", "save_total_limit": 1, "report_to": "none", **values})

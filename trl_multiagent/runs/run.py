@@ -84,8 +84,8 @@ def run_recipe(
         task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it,
         the named tasks, see
             [`choose_task`].
-        argv (`list[str]`, *optional*): Arguments; by default those of the command line.
-        prog (`str`, *optional*): Name of the program in messages; by default that of the script.
+        argv (`list[str]`, *optional*): Arguments; by default the command line's.
+        prog (`str`, *optional*): Name of the program in messages; by default the script's.
     """
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
@@ -176,9 +176,9 @@ def settings_of(
 
 def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task`, whose module may lie
-    beside the file `config`; else a task whose section is given; else the first of `tasks`. Raises `ConfigError` if
-    there is no such task.
+    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task` (its module may lie
+    beside the file `config`); else a task with a section in `merged`; else the first of `tasks`. Raises `ConfigError`
+    if there is no such task.
     """
     if isinstance(tasks, Task):
         return tasks

@@ -252,7 +252,7 @@ def run_experiment(
         more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
 
     Returns:
-        `int`: The exit status: 0, or that of the training or evaluation that failed.
+        `int`: The exit status: 0, or the status of the training or evaluation that failed.
     """
     experiment = experiments()[name]
     algorithm, *argv = shlex.split(experiment["train"])

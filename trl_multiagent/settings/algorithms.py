@@ -14,12 +14,12 @@ REWARD_MODEL = "trl_multiagent.runs.rounds.run_reward_model"
 class Algorithm(NamedTuple):
     """An algorithm. Classes and functions are given by their import paths."""
 
-    config: str  # the class of the trainer's arguments, whose fields are keys of the section
+    config: str  # the class of the trainer's arguments; its fields are keys of the section
     trainer: str  # the trainer's class
     run: str = ROLLOUTS  # the function that trains with it: `(settings) -> None`
-    # More dataclasses whose fields are keys of the section. If two have a field of the same name, the first one counts
+    # More dataclasses with keys of the section as fields. If two have a field of the same name, the first one counts
     parts: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from those of the classes
+    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from the classes' defaults
 
     def config_class(self) -> type:
         return import_class(self.config)

@@ -164,7 +164,7 @@ def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
 
 
 def run_id() -> str | None:
-    """Returns the id of the run in the environment variables, such as that of a Slurm job."""
+    """Returns the id of the run in the environment variables, such as a Slurm job's."""
     return os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
 
 

@@ -87,7 +87,7 @@ RENAMED = {
     "order": "functions.order",
 }
 
-# The section whose settings CoMLRL has in a mapping `task`. Here, `task` is a name
+# CoMLRL has the settings of this section in a mapping `task`. Here, `task` is a name
 TASK_MAPPING = "block_building"
 
 # Other spellings of values
@@ -151,7 +151,7 @@ class ConfigError(ValueError):
 
 @contextlib.contextmanager
 def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Turns errors within the block into a [`ConfigError`] whose message begins with `where`."""
+    """Turns errors within the block into a [`ConfigError`] with a message that begins with `where`."""
     try:
         yield
     except kinds as error:
@@ -193,7 +193,7 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     if path.endswith(".py"):
-        raise ConfigError(f"--config {path} is Python; it takes a YAML file, whose setting `task` may name a module.")
+        raise ConfigError(f"--config {path} is Python; it takes a YAML file, in which `task` may name a module.")
     kinds = (UnicodeDecodeError, YAMLError, OmegaConfBaseException, OSError)
     with config_errors(f"--config {path} is not valid YAML in UTF-8: ", kinds):
         layer = OmegaConf.to_container(OmegaConf.load(path))

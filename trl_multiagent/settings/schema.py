@@ -204,7 +204,7 @@ class RewardSettings(PairSettings):
     rl_algorithm: str = setting("Algorithm that trains the team.", "magrpo", choices=RL_ALGORITHMS)
     preference_num_items: int | None = setting("Collect preferences for the first n of the items only.", ge=1)
     reward_model_name: str | None = setting(
-        "Model that the reward model starts from; by default that of the first agent."
+        "Model that the reward model starts from; by default the first agent's."
     )
     reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0)
     reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0)
@@ -223,7 +223,7 @@ class RewardRoundSettings(RoundSettings):
     """The keys of the section `marlhf_iter` about its rounds."""
 
     preference_scoring_reward: Literal["task", "reward_model"] = setting(
-        "Reward of the answers that are compared: the task's, or that of the last round's reward model.", "task"
+        "Reward of the answers that are compared: the task's, or the last round's reward model's.", "task"
     )
 
 
@@ -265,7 +265,7 @@ class SeatSettings:
     endpoint: dict[str, Any] | None = setting(
         "A model behind an endpoint: its name as `model`, and fields of `EndpointSettings`."
     )
-    agent: str | None = setting("The role of the agent in these teams; by default that of the seat.")
+    agent: str | None = setting("The role of the agent in these teams; by default the seat's.")
     max_completion_length: int = setting("Maximum number of tokens of an answer.", 256, ge=1)
     temperature: float = setting("Sampling temperature of a team.", 1.0, ge=0)
     use_chat_template: bool | None = setting("Whether prompts are chat messages; by default if there is a template.")
@@ -316,7 +316,7 @@ def documented_keys(path: str) -> dict[str, Key]:
 def algorithm_keys(
     algorithm: str, keys_of_class: Callable[[str], dict[str, Key]] = lambda path: inherited()[path]
 ) -> dict[str, Key]:
-    """Returns the keys of an algorithm's section, those of a class as `keys_of_class` returns them for its path."""
+    """Returns the keys of an algorithm's section. `keys_of_class` returns the keys of a class by its path."""
     entry = ALGORITHMS[algorithm]
     keys = keys_of(extras_of(algorithm))
     for path in (*entry.parts, entry.config):
