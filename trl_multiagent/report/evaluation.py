@@ -44,9 +44,7 @@ DIFFERENCE_NOTE = (
     "In brackets: an interval that assumes nothing but the range of the metric. With {} items, {} t: Student's paired "
     "interval, which needs less than that, but is too narrow if a few items decide the mean."
 )
-COST_NOTE = (
-    "Calls, generated tokens and Wall s are per episode. Wall s is the wall time of the batches, with scoring."
-)
+COST_NOTE = "Calls, generated tokens and Wall s are per episode. Wall s is the wall time of the batches, with scoring."
 
 
 @dataclass

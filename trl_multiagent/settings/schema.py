@@ -203,9 +203,7 @@ class RewardSettings(PairSettings):
 
     rl_algorithm: str = setting("Algorithm that trains the team.", "magrpo", choices=RL_ALGORITHMS)
     preference_num_items: int | None = setting("Collect preferences for the first n of the items only.", ge=1)
-    reward_model_name: str | None = setting(
-        "Model that the reward model starts from; by default the first agent's."
-    )
+    reward_model_name: str | None = setting("Model that the reward model starts from; by default the first agent's.")
     reward_learning_rate: float = setting("Learning rate of the reward model.", 1e-5, gt=0)
     reward_num_train_epochs: float = setting("Passes over the preferences.", 1.0, gt=0)
     reward_train_batch_size: int = setting("Pairs per device and optimizer step.", 1, ge=1)
