@@ -52,7 +52,7 @@ def test_a_training_with_devices_is_that_without(tmp_path):
         ("lora", "magrpo", DEVICES, "agents with a model each"),
         ("shared", "magrpo", DEVICES, "agents with a model each"),
         ("full", "iac", DEVICES, "without critics"),
-        ("full", "magrpo", {"aux": 0}, r"must have those of the team: \['aux', 'main'\]"),
+        ("full", "magrpo", {"aux": 0}, r"must have the team's: \['aux', 'main'\]"),
     ],
 )
 def test_other_teams_are_refused(tmp_path, form, trainer, devices, message):

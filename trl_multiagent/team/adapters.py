@@ -242,7 +242,7 @@ def check_adapter(role: str, model: PeftModel) -> None:
     if isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
         wrappers = {ModulesToSaveWrapper: "modules_to_save", TrainableTokensWrapper: "trainable_token_indices"}
         option = wrappers.get(type(head), "target_modules")
-        tied = ", which are tied to those of the input" * bool(base.config.get_text_config().tie_word_embeddings)
+        tied = ", which are tied to the input embeddings" * bool(base.config.get_text_config().tie_word_embeddings)
         raise ValueError(
             f"`{option}` of a LoRA adapter is {short(getattr(config, option))}, which covers the output embeddings"
             f"{tied}. Log-probabilities are computed from their weights directly: train other parts."

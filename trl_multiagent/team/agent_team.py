@@ -92,7 +92,7 @@ class AgentTeam(nn.Module):
 
     One forward of the team runs every agent on its own inputs, so the whole team has one optimizer, one wrapper (DDP,
     DeepSpeed) and one backward pass. Attributes and methods that a trainer expects of a single model (`config`,
-    `generate`, ...) are those of the *active* agent, see [`~AgentTeam.activate`].
+    `generate`, ...) belong to the *active* agent, see [`~AgentTeam.activate`].
 
     Args:
         models (`dict[str, PreTrainedModel | PeftModel]`): The agents by role, in the order of the environment's roles.
@@ -204,7 +204,7 @@ class AgentTeam(nn.Module):
                 starts from; a list with one per role, or a dict by role; or the id or folder of a team that
                 [`~AgentTeam.save_pretrained`] wrote. The name of a LoRA adapter loads its base, too. A base is loaded
                 once for all adapters on it.
-            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team, whose roles are in its
+            roles (`list[str]`, *optional*): The agents' roles. Not needed for a saved team: its roles are in its
                 files.
             peft_config ([`~peft.LoraConfig`] or `dict[str, LoraConfig]`, *optional*): Gives every agent a fresh LoRA
                 adapter. A dict gives one to each of its roles alone; the other agents are full models.
@@ -216,7 +216,7 @@ class AgentTeam(nn.Module):
                 The adapters are float32.
             tokenizer_kwargs (`dict`, *optional*): Passed to `AutoTokenizer.from_pretrained`, for example
                 `add_bos_token`.
-            reasoning (`str`, *optional*): The attribute of that name, for all agents. By default that of a saved team,
+            reasoning (`str`, *optional*): The attribute of that name, for all agents. By default a saved team's own,
                 or `"auto"`.
             chat_template_kwargs (`dict`, *optional*): Likewise.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
@@ -303,8 +303,8 @@ class AgentTeam(nn.Module):
 
     def load_weights(self, folder: str | Path) -> None:
         """
-        Replaces the weights of the agents and of the critics by those of a team that [`~AgentTeam.save_pretrained`]
-        wrote.
+        Replaces the weights of the agents and of the critics by the weights of a team that
+        [`~AgentTeam.save_pretrained`] wrote.
 
         Raises:
             ValueError: the saved team has other roles or another form, or not the same critics.
@@ -335,7 +335,7 @@ class AgentTeam(nn.Module):
             create_pr (`bool`, *optional*, defaults to `False`): Whether to open a pull request, which needs no write
                 access.
             **options: `private` (`bool`): Whether to make the repository private if it is created. `token` (`str`):
-                Token with write access; by default that of `hf auth login` or of the variable `HF_TOKEN`.
+                Token with write access; by default from `hf auth login` or the variable `HF_TOKEN`.
                 `commit_message` (`str`): Message of the commit.
 
         Raises:
@@ -419,7 +419,7 @@ class AgentTeam(nn.Module):
             item (`dict`, `str`, or a list or [`~datasets.Dataset`] of them): A row of the task's dataset, or the text
                 of its `prompt` column. A text is answered in one turn and not scored, because scoring needs the other
                 columns.
-            environment ([`Environment`]): The task; its roles are those of the team.
+            environment ([`Environment`]): The task; it has the team's roles.
             num_turns (`int`, *optional*): Turns of an episode, by default 1. A workflow goes on until it ends.
             use_chat_template (`bool`, *optional*): Whether prompts are chat messages; by default where there is a chat
                 template.
@@ -439,7 +439,7 @@ class AgentTeam(nn.Module):
 
         Raises:
             TypeError: An argument is unknown, or an item is neither a row nor a text.
-            ValueError: An argument has an impossible value, or the roles are not those of the team.
+            ValueError: An argument has an impossible value, or the roles are not the team's.
 
         Example:
 
@@ -471,7 +471,7 @@ class AgentTeam(nn.Module):
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:
-        """Returns the ids of the tokens that end an agent's completion: those of its tokenizer and of its model."""
+        """Returns the ids of the tokens that end an agent's completion: its tokenizer's and its model's."""
         declared = self.agents[role].generation_config.eos_token_id
         declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
         return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
@@ -710,7 +710,7 @@ class AgentTeam(nn.Module):
                 forwards = [[role] for role in team_inputs]
         return forwards
 
-    # What a trainer expects of a single model. These attributes and methods are those of the active agent
+    # What a trainer expects of a single model. These attributes and methods belong to the active agent
 
     @property
     def active_agent(self) -> PreTrainedModel:
@@ -760,7 +760,7 @@ class AgentTeam(nn.Module):
         self.train(self.training)
 
     def _checkpointed_layers(self) -> list[Any]:
-        """Returns the modules that checkpoint their own forward, or that of layers in them, in training mode."""
+        """Returns the modules that checkpoint their own forward, or the forward of their layers, in training mode."""
         # transformers gives this attribute to the modules for which it enables checkpointing
         modules = [
             m for m in self.modules() if hasattr(m, "_gradient_checkpointing_func") and m.gradient_checkpointing

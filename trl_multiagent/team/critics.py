@@ -50,7 +50,7 @@ SHARE_OF_BATCH = 0.1  # of the newest batch in the running means
 class Scale:
     """
     The running mean and variance of a critic's targets. The critic's value is `mean + std * output of the head`, so
-    that a new critic, whose head returns zero, predicts the mean of the recent targets.
+    that a new critic predicts the mean of the recent targets, because its head returns zero.
     """
 
     weight: float = 0.0  # 1 - 0.9^n after n batches
@@ -90,8 +90,8 @@ class CriticSettings:
 class Backbone:
     """The model, the tokenizer and the adapter with which a critic reads."""
 
-    role: str  # the agent whose model, or whose tokenizer, the critic uses
-    model: Any  # the model with which the critic reads, including its adapter; first that of the agent
+    role: str  # the critic uses this agent's model, or its tokenizer
+    model: Any  # the model with which the critic reads, including its adapter; first the agent's
     tokenizer: PreTrainedTokenizerBase
     key: str  # of the model in the state of the team
     own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
@@ -125,7 +125,7 @@ class Critics(nn.Module):
         return [base_of(cast(Any, model)) for model in self.models.values()]
 
     def parameters_of(self, name: str) -> list[nn.Parameter]:
-        """Returns the trained parameters of a critic, without those of an agent whose model it uses."""
+        """Returns the trained parameters of a critic, without an agent's if it uses the agent's model."""
         backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
         if backbone.adapter is not None:
             parameters += adapter_parameters(backbone.model, backbone.adapter)
@@ -285,7 +285,7 @@ def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dic
 
 
 def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> PreTrainedModel:
-    """Loads a backbone in a data type and its tokenizer, or copies those of the agent."""
+    """Loads a backbone in a data type and its tokenizer, or copies the agent's."""
     agent = base_of(backbone.model)
     if source is None and not isinstance(backbone.model, PeftModel):
         return copied(text_model(agent)).requires_grad_(True)

@@ -168,7 +168,7 @@ def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     from trl_multiagent.models.gguf import converted
 
     source = converted(source, **hub_arguments(hub), weights=False)
-    # With `mistral-common`, Mistral's would be another class, whose methods differ
+    # With `mistral-common`, Mistral's would be another class with other methods
     kwargs = {"mistral_format": False, "trust_remote_code": False, **hub}
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
     if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):

@@ -51,8 +51,8 @@ class TeamLoader:
     def load(self, roles: Sequence[str], dtype: str, compute_dtype: str, seed: int) -> AgentTeam:
         """
         Loads the team to train, on the CPU: full models, one model for all agents, or LoRA adapters. `dtype` is the
-        type of the trained weights, `compute_dtype` that of matrix products. The seed decides the weights that no file
-        contains. Raises [`LoadError`] if the team cannot be loaded.
+        type of the trained weights, `compute_dtype` the type of matrix products. The seed decides the weights that no
+        file contains. Raises [`LoadError`] if the team cannot be loaded.
         """
         arguments = {"dtype": dtype, **self._quantization(compute_dtype), **self.arguments}
         with one_line(f"the team cannot be loaded from {self.models!r}"):
@@ -106,13 +106,13 @@ def load_player(
 ) -> AgentTeam:
     """
     Loads a team that only answers: a saved team, a model for all roles, or one model per role. A saved team has its
-    own roles and form. A model that answers for several roles is loaded once. `like`: a team whose reasoning and
-    arguments of chat templates models get, by role; a model for a role that it lacks gets those of its first role.
+    own roles and form. A model that answers for several roles is loaded once. `like`: a team that lends models its
+    reasoning and its arguments of chat templates, by role; a role that it lacks gets the first role's.
     `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
     """
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
-        for name in ("revision", "reasoning", "chat_template_kwargs"):  # those of the run's models
+        for name in ("revision", "reasoning", "chat_template_kwargs"):  # these are for the run's models
             model_init_kwargs.pop(name, None)
     shares = isinstance(names, str) and not is_saved and len(roles) > 1
     team = AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)

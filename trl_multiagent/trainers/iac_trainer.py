@@ -15,7 +15,7 @@ class IACTrainer(ActorCriticTrainer):
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
         L_V,i = value_loss_coef * mean over joint actions j of (y_j - V_i(h))^2
 
-    Its arguments are those of [`MAGRPOTrainer`]; `args` is an [`IACConfig`].
+    It takes the arguments of [`MAGRPOTrainer`]; `args` is an [`IACConfig`].
     """
 
     _tag_names = ["trl", "trl-multiagent", "iac"]

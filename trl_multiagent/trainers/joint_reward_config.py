@@ -21,8 +21,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
         freeze_backbone (`bool`, *optional*, defaults to `False`):
             Whether to train only the head, which turns the last hidden state into the reward.
         eval_fraction (`float`, *optional*, defaults to `0.1`):
-            Share of the items whose pairs are held out for evaluation, if no evaluation dataset is given. All pairs of
-            an item are on the same side.
+            Share of the items to hold out for evaluation, with all of their pairs, if no evaluation dataset is given.
         prompt_template (`str`, *optional*):
             How the prompt of a role is written in the joint text, with `{role}` and `{text}`; by default
             [`~trl_multiagent.models.joint_text.PROMPT_TEMPLATE`].

@@ -64,11 +64,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         args ([`JointRewardConfig`], *optional*): Configuration. If `None`, the default configuration is used.
         train_dataset ([`~datasets.Dataset`]): Joint preferences, see [`~trl_multiagent.preferences.rows`].
         eval_dataset ([`~datasets.Dataset`], *optional*):
-            Held-out joint preferences. By default, those of a part of the items, see `eval_fraction`.
+            Held-out joint preferences. By default, they come from a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*): The roles in the order in which the model reads them. By default, they have
             the order of the dataset's columns.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, that of the
-        model.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, the
+        model's.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):
@@ -193,13 +193,13 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 
     def _packed(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
-        """Packs the joint texts of a micro-batch, whose pairs share their prompts, if the model allows it."""
+        """Packs the joint texts of a micro-batch, if the model allows it: the texts of a pair share their prompts."""
         model, sequences = base_of(self.model), [list(row[name]) for name in ANSWERS for row in rows]
         # Other heads may read other places than the last token
         reads_end = getattr(type(model), "forward", None) is GenericForSequenceClassification.forward
         if not reads_end or not can_pack(model, max(map(len, sequences))):
             return {}
-        for ids in sequences:  # the score is that of the last token that does not count as padding
+        for ids in sequences:  # the score is read at the last token that does not count as padding
             while len(ids) > 1 and ids[-1] == model.config.get_text_config().pad_token_id:
                 ids.pop()
         packed = pack_ends(sequences, model.config.get_text_config().hidden_size)

@@ -17,7 +17,7 @@ class MAACTrainer(ActorCriticTrainer):
         L_i   = mean over rows of -A_i,g * sum over tokens t of log pi_i(t)
         L_V   = value_loss_coef * mean over joint actions j of (y_j - V(h))^2
 
-    Its arguments are those of [`MAGRPOTrainer`]; `args` is a [`MAACConfig`].
+    It takes the arguments of [`MAGRPOTrainer`]; `args` is a [`MAACConfig`].
     """
 
     _tag_names = ["trl", "trl-multiagent", "maac"]

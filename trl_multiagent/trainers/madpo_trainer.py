@@ -319,7 +319,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if self.model.training:
             for role in self._router_loss_coefs:
                 loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
-        with fail_together(self.accelerator):  # before the backward pass, whose collectives would wait forever
+        with fail_together(self.accelerator):  # before the backward pass: its collectives would wait forever
             if not loss.isfinite():
                 self._abort_with_report(f"The loss is {loss.item()}", pairs=self._texts(inputs))
         return loss
@@ -511,7 +511,7 @@ class ReasonedAnswers:
         return changes | ({"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {})
 
     def tokenize(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the columns of tokens that are not those of TRL."""
+        """Returns the columns of tokens where they are not TRL's."""
         if not row["has_ids"] and not row["is_hidden"]:
             return {}
         (prompt,) = tokenize_prompts(self.tokenizer, [row["prompt"]], **self.template_kwargs)

@@ -190,8 +190,8 @@ def sibling_advantages(
         mode (`str`): One of the modes above.
         normalize (`bool`, *optional*, defaults to `False`):
             Whether to subtract the mean of the advantages and divide by their (population) standard deviation. A
-            group whose members are all equal gets zeros.
-        num_generations (`int`, *optional*): Size G of a complete group, by default that of `returns`. A sibling
+            group of equal members gets zeros.
+        num_generations (`int`, *optional*): Size G of a complete group, by default the size in `returns`. A sibling
             without others has an advantage of zero, except in mode `"raw"`. The baseline of `"mean"` contains the
             sibling's own return, which scales the expected update by (G - 1) / G. A smaller set gets the same scale.
 

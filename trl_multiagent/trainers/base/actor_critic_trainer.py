@@ -45,7 +45,7 @@ class CriticRow:
 
 class ActorCriticTrainer(RolloutTrainer):
     """
-    Base class of the trainers whose baseline is a critic. Agents and critics are parts of one module, so one forward,
+    Base class of the trainers with a critic as a baseline. Agents and critics are parts of one module, so one forward,
     one backward and one optimizer step train them all. A subclass defines the critic of each agent
     ([`~ActorCriticTrainer.critic_of`]), and the text that a critic reads ([`~ActorCriticTrainer.critic_text`]).
 

@@ -55,7 +55,7 @@ class AgentTensors(RowTensors):
     prompt_mask: torch.Tensor
     completion_ids: torch.Tensor  # of shape `(num_rows, completion_length)`, padded on the right
     completion_mask: torch.Tensor  # 1 for tokens that are trained
-    advantages: torch.Tensor  # of shape `(num_rows,)` or that of `completion_ids`
+    advantages: torch.Tensor  # of shape `(num_rows,)` or as `completion_ids`
     turns: torch.Tensor  # of shape `(num_rows,)`, counted from 0
     # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
     ref_logps: torch.Tensor | None = None  # under the reference policy
@@ -96,7 +96,7 @@ class Row:
     """One completion of every agent that acts at one node."""
 
     turn: int  # counted from 0
-    samples: dict[str, Samples]  # all samples of each agent at the node whose completion has a reward
+    samples: dict[str, Samples]  # all samples at the node, of each agent with a reward for its completion
     sibling: int  # index of this row's completion in each agent's samples
     advantages: dict[str, float]  # of the completions of the trained agents
 

@@ -222,15 +222,15 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         raise WriteError(f"{what} could not be written in {folder} ({problem}).") from error
 
 
-# The settings of a run, which are compared with those of the checkpoint from which it resumes
+# The settings of a run, which are compared with the checkpoint from which it resumes
 
 
 def describe_run(
     algorithm: str, roles: Sequence[str], team: AgentTeam | None, train_dataset: Dataset, args: TeamConfig
 ) -> dict[str, Any]:
     """
-    Returns the settings that a checkpoint must match, as plain values; those of agents and adapters only if there is a
-    `team`.
+    Returns the settings that a checkpoint must match, as plain values. Without a `team`, settings of agents and
+    adapters are left out.
     """
     arguments = args.to_dict()
     general = {field.name for field in dataclasses.fields(TrainingArguments)}
@@ -497,7 +497,7 @@ class CheckpointMixin(Trainer):
     def _begin_training(self) -> None:
         """Restores the state of this process. Called after the trainer has reset its counters."""
         self._start_time = time.monotonic()
-        # The intervals of saving, logging and evaluating are those of this run, not of the checkpoint
+        # The intervals of saving, logging and evaluating come from this run, not from the checkpoint
         self.state.compute_steps(self.args, self.state.max_steps)
         if self._resumed is not None:
             process = self.args.process_index

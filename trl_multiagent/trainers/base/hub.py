@@ -27,7 +27,7 @@ logger = logging.get_logger(__name__)
 
 def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, tags: str | list[str] | None) -> None:
     """
-    Writes the card of the team of a trainer to its output folder. The arguments are those of its `create_model_card`.
+    Writes the card of a trainer's team to its output folder. Takes the arguments of the trainer's `create_model_card`.
     """
     args, folder = trainer.args, Path(trainer.args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,8 @@ With the completion's advantage A, the loss of its token t is
 - `use_bias_correction_kl`: KL_t is multiplied by r_t.
 - c_t is 1, or with vLLM the factor of [`sampling_correction`].
 
-In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t is that of
-log pi(t).
+In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t equals the
+gradient of log pi(t).
 
 The loss of the rows, with T tokens in a completion that count, is
 
@@ -117,7 +117,7 @@ def sampling_correction(
     Args:
         logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
             Log-probabilities of the tokens under the policy, and as the engine reported them, and the mask of the
-            tokens that count. A token whose `sampling_logps` is NaN is not corrected.
+            tokens that count. A token with NaN in `sampling_logps` is not corrected.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes,

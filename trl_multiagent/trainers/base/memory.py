@@ -103,11 +103,11 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         # Autocast keeps no copies of frozen weights
         "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
     }
-    # Before, the prompts are read, each once. Adapters add their result to that of the base
+    # Before, the prompts are read, each once. Adapters add their result to the base's
     reading = math.ceil(rows / args.completions_per_node) * prompt
     reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * inner
     sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
-    if args.use_vllm:  # whose engines have their own memory
+    if args.use_vllm:  # its engines have their own memory
         sampling = {}
     rows_of_step = args.items_per_device * args.rows_per_item
     # Of the agents that share a forward
@@ -238,7 +238,7 @@ def choose_rows(
         stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
         processes (`int`): Number of devices.
         memory (`float`): Bytes of memory of a device.
-        on_gpu (`bool`, *optional*, defaults to `True`): Whether the device is a GPU, whose host may be the slower one.
+        on_gpu (`bool`, *optional*, defaults to `True`): Whether the device is a GPU. Its host may be slower than it.
         turns (`int`, *optional*): Number of turns of an episode. By default, the largest allowed number.
 
     Returns:

@@ -27,7 +27,7 @@ from trl_multiagent.trainers.base.batch import Advantages
 # Metrics that a trainer logs, which are not computed here
 TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
 
-LONG = 16  # tokens of a completion whose repetition is measured
+LONG = 16  # tokens; shorter completions are not checked for repetition
 PHRASE = 8  # tokens of a repeated phrase
 
 OF_AGENT = re.compile(r"((?:train|eval|test)/.*?)agents/([^/]+)/")
@@ -217,7 +217,7 @@ class Observer:
     @contextlib.contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """
-        Adds the duration of the block to that of a phase. Evaluations are not timed, because they belong to no step.
+        Adds the duration of the block to a phase. Evaluations are not timed, because they belong to no step.
         """
         start = time.perf_counter()
         yield

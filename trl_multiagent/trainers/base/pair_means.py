@@ -46,7 +46,7 @@ class PairMeansMixin(CommonTrainerMixin):
     def _mean_loss(self, sums: torch.Tensor, batch: Any) -> torch.Tensor:
         """
         Returns the loss of a micro-batch from its sums, without repeated pairs. Each is divided by a number of
-        [`~PairMeansMixin._count`]: in training that of the whole step.
+        [`~PairMeansMixin._count`]: in training by the whole step's.
         """
         if self.model.training:
             return (sums / self._sizes).sum()
@@ -62,7 +62,7 @@ class PairMeansMixin(CommonTrainerMixin):
         self._eval_losses = []
         self._sums["eval"].clear()
         output = super().evaluation_loop(*args, **kwargs)
-        if self._eval_losses:  # the mean over pairs and tokens, unlike that of `Trainer`, which is over batches
+        if self._eval_losses:  # the mean over pairs and tokens; `Trainer` takes it over batches
             totals, sizes = self.accelerator.reduce(torch.stack(self._eval_losses).sum(dim=0), "sum")
             output.metrics[f"{kwargs['metric_key_prefix']}_loss"] = (totals / sizes.clamp(min=1)).sum().item()
         return output

@@ -13,7 +13,7 @@ from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
-# Losses whose normalizer does not depend on how a batch is split into micro-batches, unlike that of `bnpo`
+# The normalizer of these losses does not depend on how a batch is split into micro-batches, unlike `bnpo`'s
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 # Names that `generation_kwargs` must not have: the trainer has arguments for them, or sets them itself
 RESERVED = "max_new_tokens max_length num_return_sequences temperature top_p top_k min_p repetition_penalty".split()
@@ -22,7 +22,7 @@ RESERVED += "return_dict_in_generate output_scores output_logits output_attentio
 RESERVED_WITH_VLLM = "seed n stop include_stop_str_in_output stop_token_ids ignore_eos".split()
 SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-SCALES = ("none", False, "group", "batch", True)  # of TRL; the first two are those of a team
+SCALES = ("none", False, "group", "batch", True)  # of TRL; a team takes the first two
 
 
 @dataclass
@@ -57,7 +57,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         discount (`float`, *optional*, defaults to `1.0`): Factor of the next turn's return in the return of a joint
             action.
         early_termination_threshold (`float`, *optional*):
-            A node whose mean processed reward is strictly greater becomes a leaf. With `None`, no branch ends early.
+            A node becomes a leaf if its mean processed reward is strictly greater. With `None`, no branch ends early.
         branching (`str`, *optional*, defaults to `"tree"`): `"tree"`: every joint action of a node is continued, or
             with `handoff` one of them. `"episodes"`: `num_generations` independent episodes per item, as GRPO with
             several turns does elsewhere. Completions of one turn are compared across the episodes.
@@ -92,8 +92,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         on_cliff (`str`, *optional*): What happens when the reward of an evaluation drops by `cliff_drop`: `"stop"`
             ends the training, `"rollback"` also takes the team of the best checkpoint, for which it sets
             `load_best_model_at_end`. By default, there is only a warning.
-        cliff_drop (`float`, *optional*, defaults to `0.3`): Share of the best reward of an evaluation so far whose
-            loss is a drop.
+        cliff_drop (`float`, *optional*, defaults to `0.3`): It is a drop if
+            an evaluation loses this share of the best reward so far.
 
     > [!NOTE]
     > These parameters have default values different from [`~trl.GRPOConfig`]:
@@ -160,7 +160,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     loss_type: str = setting(f"One of {', '.join(LOSS_TYPES)}.", "luspo", choices=LOSS_TYPES)
     scale_rewards: str = setting("Only 'none'; see `advantage_normalization`.", "none", choices=SCALES)
     max_completion_length: int = setting("Maximum number of tokens of a completion.", 512, ge=1)
-    # Arguments of TRL whose values it checks only when it trains, or never
+    # Arguments of TRL that it checks only when it trains, or never
     importance_sampling_level: str = setting("Unit of a probability ratio.", "token", choices=("token", "sequence"))
     vllm_mode: str = setting("Engines in the trainer, or servers.", "colocate", choices=("colocate", "server"))
     vllm_importance_sampling_mode: str = setting("How ratios are bounded.", "sequence_mask", choices=SAMPLING_MODES)
@@ -257,7 +257,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     @property
     def rows_per_forward(self) -> int:
-        """The number of rows of one forward pass of the update; until it is chosen, those of a step."""
+        """The number of rows of one forward pass of the update; until it is chosen, the rows of a step."""
         return cast(int, self.per_device_train_batch_size)
 
     def set_rows(self, rows: int, checkpoints: bool) -> None:
@@ -318,7 +318,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     def _check_vllm(self) -> None:
         if self.devices is not None:
             raise ValueError(
-                "`devices` cannot be combined with vLLM, whose engines would all be on the first GPU: leave one out."
+                "`devices` cannot be combined with vLLM: its engines would all be on the first GPU. Leave one out."
             )
         if self.vllm_max_model_length is not None and self.vllm_max_model_length <= self.max_completion_length:
             raise ValueError(

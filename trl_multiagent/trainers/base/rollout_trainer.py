@@ -59,7 +59,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     A subclass defines how returns become advantages ([`~RolloutTrainer.node_advantages`]). It may change the loss of
     an agent ([`~RolloutTrainer.agent_loss`]), and leave rows out of the update ([`~RolloutTrainer.rows_to_train`]).
 
-    The arguments are those of [`MAGRPOTrainer`]; `args` is a [`RolloutConfig`].
+    It takes the arguments of [`MAGRPOTrainer`]; `args` is a [`RolloutConfig`].
 
     Raises:
         TypeError: `environment` or `train_dataset` has the wrong type.
@@ -99,7 +99,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
-                "`num_iterations` above 1 cannot be combined with a router loss, whose expert load is computed once, "
+                "`num_iterations` above 1 cannot be combined with a router loss: its expert load is computed once, "
                 "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
         self._expert_loads = {}
@@ -151,7 +151,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             from trl_multiagent.trainers.base.vllm import VLLMGenerator
 
             return VLLMGenerator(self)
-        special = ("pad_token_id", "bos_token_id", "eos_token_id")  # those of the first agent
+        special = ("pad_token_id", "bos_token_id", "eos_token_id")  # the first agent's
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
         return TrainerGenerator(
@@ -415,7 +415,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         forward = functools.partial(model, team_inputs=inputs_of_team, **self._critic_inputs(inputs))
         # The forward of DeepSpeed communicates, so a failed process cannot report its error in between
         outputs = forward() if self.is_deepspeed_enabled else None
-        # Before the backward pass, whose collectives would wait for a failed process
+        # Before the backward pass: its collectives would wait for a failed process
         with fail_together(self.accelerator):
             outputs = forward() if outputs is None else outputs
             losses = {}
@@ -468,7 +468,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return loss
 
     def _accumulate(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Adds up the gradients of the micro-batches. Only the last backward exchanges those of several processes."""
+        """Adds up the gradients of the micro-batches. Only the last backward exchanges gradients between processes."""
         loss, state = torch.zeros((), device=self.accelerator.device), self.accelerator.gradient_state
         for k, batch in enumerate(self._buffered_inputs, start=1):
             state._set_sync_gradients(k == len(self._buffered_inputs))
@@ -595,8 +595,8 @@ def joint_action_records(nodes: list[Node]) -> list[dict]:
 
 class EpochSampler(RepeatSampler):
     """
-    A [`~trl.trainer.utils.RepeatSampler`] whose order depends only on the seed and the epoch, so that a run can
-    resume.
+    A [`~trl.trainer.utils.RepeatSampler`] with an order that depends only on the seed and the epoch, so that a run
+    can resume.
     """
 
     def set_epoch(self, epoch: int) -> None:

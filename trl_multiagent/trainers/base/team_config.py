@@ -29,8 +29,8 @@ def has_bf16_products(on_cpu: bool) -> bool:
     return is_torch_bf16_gpu_available()
 
 
-# Not `TrainingArguments`, although the methods below need it: its fields would override those of the TRL configuration
-# among the bases
+# Not `TrainingArguments`, although the methods below need it: its fields would override the fields of the TRL
+# configuration among the bases
 Base: Any = object
 
 

@@ -367,7 +367,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
     @contextlib.contextmanager
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
-        """Yields a wrapped team whose agents compute with their reference policies within the block."""
+        """Yields a wrapped team. Within the block, its agents compute with their reference policies."""
         with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
             if self.team.form == "lora":
                 with self.team.as_reference():
@@ -518,8 +518,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
 class TrainerGenerator(TransformersGenerator):
     """
-    Samples with the team of a trainer, whose weights DeepSpeed may have divided among processes. `gathers`: whether
-    ZeRO-3 gathers them. The other arguments are those of [`TransformersGenerator`].
+    Samples with the team of a trainer. DeepSpeed may have divided its weights among processes. `gathers`: whether
+    ZeRO-3 gathers them. The other arguments are the same as in [`TransformersGenerator`].
     """
 
     synchronized = True  # whether all processes sample at the same time, so that all end if one fails
@@ -575,7 +575,7 @@ class TrainerGenerator(TransformersGenerator):
 
 def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
     """
-    Returns the parameters with which agents on one model sample: those of the model without other agents' adapters.
+    Returns the parameters with which agents on one model sample: the model's, without other agents' adapters.
     """
     policy = team.policies[roles[0]]
     adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
@@ -602,9 +602,7 @@ def check_devices(team: AgentTeam, args: TeamConfig) -> None:
     if args.devices is None:
         return
     if set(args.devices) != set(team.roles):
-        raise ValueError(
-            f"`devices` has the roles {list(args.devices)}; it must have those of the team: {list(team.roles)}."
-        )
+        raise ValueError(f"`devices` has the roles {list(args.devices)}; it must have the team's: {list(team.roles)}.")
     if team.form != "full" or args.critic_names(team.trained_roles):
         raise ValueError(
             "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared "

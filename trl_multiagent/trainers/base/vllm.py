@@ -41,7 +41,7 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 LARGEST_DIFFERENCE = 0.3
 LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bounds of the sampling correction
 SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
-MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory, and its least size as a multiple of that of the adapters
+MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory; it must have room for so many copies of the adapters
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
@@ -89,8 +89,8 @@ class AgentGeneration(VLLMGeneration):
 
     def owner(self, role: str) -> str:
         """
-        Returns the agent under whose name the weights of `role` are sent. Agents that share all weights use the first
-        agent's name.
+        Returns the agent that gives its name to the weights of `role` when they are sent. Agents that share all
+        weights use the first agent's name.
         """
         return self.roles[0]
 
@@ -223,7 +223,7 @@ class AgentGeneration(VLLMGeneration):
     # Completions
 
     def _client(self, role: str) -> VLLMClient:
-        """Returns a client whose requests use an agent's weights."""
+        """Returns a client that makes its requests with an agent's weights."""
         return self.vllm_client
 
     def ask(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> list[Completions]:
@@ -270,7 +270,7 @@ class AdapterGeneration(AgentGeneration):
     Samples from several agents that are LoRA adapters on one base. Each adapter has the name of its agent's role.
 
     The engine loads the base once. After an update, it receives the adapters as files in the folder. The arguments are
-    those of [`AgentGeneration`].
+    the same as in [`AgentGeneration`].
     """
 
     folder: Path
@@ -559,7 +559,7 @@ def make_generations(
 ) -> dict[str, AgentGeneration]:
     """
     Connects to the servers, or starts the engines, that sample for the agents. Roles with the same model get the same
-    object. The model is one whose weights they share, or a `PeftModel` with an adapter named after each role.
+    object. The model has the weights that they share, or is a `PeftModel` with an adapter named after each role.
     `eos_token_ids`: the only tokens that end a completion.
     """
     groups = roles_by_model(policies)
