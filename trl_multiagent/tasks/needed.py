@@ -211,7 +211,7 @@ Game = Rule | Walk
 
 class NeededEnvironment(Environment):
     """
-    A game, whose rules are described at the top of this module.
+    A game. Its rules are described at the top of this module.
 
     Metrics: `passed`; `bound`, the item's best expected reward without a message; in the first turn `well_formed`, the
     share of the messages that the channel allows.
@@ -307,7 +307,7 @@ def draw_items(game: Game, split: str | None, seed: int = 1) -> Dataset:
         seed (`int`, *optional*, defaults to `1`): Seed of the draw.
 
     Returns:
-        `Dataset`: Columns `item_id`, those of the game, and `bound`, the best expected reward without a message.
+        `Dataset`: Columns `item_id`, the game's own, and `bound`, the best expected reward without a message.
     """
 
     def make(name: str) -> list[dict]:

@@ -25,8 +25,8 @@ class SandboxSettings:
     )
     check_timeout: float = setting("Longest time for each test, in seconds.", Sandbox.check_timeout)
     adaptive_timeout: bool = setting(
-        "Whether the time for a test is 20 times that of the item's reference solution, at least 1 s, if the item "
-        "has one.",
+        "Whether a test may take 20 times as long as the item's reference solution, at least 1 s, if the item has "
+        "one.",
         True,
     )
     max_timeouts: int = setting("Timed-out tests after which a program's others do not run.", Sandbox.max_timeouts)

@@ -120,7 +120,7 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
 def unusable_test(test: str, entry_point: str) -> str:
     """
     Explains why a test cannot tell right answers from wrong ones; empty if no reason was found. It is read, not run,
-    so a test that the reference solution fails, or whose asserts are never reached, is not found here. The test may
+    so a test that the reference solution fails, or that never reaches its asserts, is not found here. The test may
     call the `entry_point` by this name or as `candidate`.
     """
     try:
@@ -250,7 +250,7 @@ class External(ExpertSettings):
         choices=(*MODES, *OTHER_NAMES),
     )
     sandbox_slice: int | Literal["all"] | None = setting(
-        "Tests whose results it contains: the first n, the last n if negative, all for 0 or 'all'.", 1
+        "Tests that it contains the results of: the first n, the last n if negative, all for 0 or 'all'.", 1
     )
     hidden_tests: int = setting("Number of an item's last tests that it never contains; the reward uses all.", 0, ge=0)
     external_prompt_passthrough: (

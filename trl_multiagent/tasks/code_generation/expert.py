@@ -146,8 +146,8 @@ class Expert:
 
 def expert_question(item: dict, turn: Turn, roles: Sequence[str]) -> str:
     """
-    Returns the prompt of the expert about a team's answers in the last turn, whose outcome has the [`CodeResult`] as
-    `info`.
+    Returns the prompt of the expert about a team's answers in the last turn. The turn's outcome has the
+    [`CodeResult`] as `info`.
     """
     result: CodeResult = turn.outcome.info
     missing = {

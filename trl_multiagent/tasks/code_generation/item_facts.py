@@ -73,7 +73,7 @@ def first_call(reference, otherwise):
 def best(reference):
     answers = [*map(constant, CONSTANTS), *map(argument, range({MAX_ARGUMENTS}))]
     own = [*map(constant, OWN_CONSTANTS)]
-    # The constants of a single test pass the tests of any problem. So do those of two tests if the first is looked up
+    # The constants of a single test pass the tests of any problem. So do two tests' if the first is looked up
     looked_up = answers + own if TOTAL > 2 else [*answers]
     if TOTAL > 2:  # a step that passes all tests is the solution
         looked_up += [step for step in STEPS if passed(step) < TOTAL]
@@ -200,8 +200,8 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the doctests in a prompt whose values are literals. Yields the `repr` of the tuple of arguments, and that of
-    the result.
+    Finds the doctests in a prompt that have only literals as values. Yields the `repr` of the tuple of arguments and
+    the `repr` of the result.
     """
     try:
         examples = doctest.DocTestParser().get_examples(prompt)
@@ -217,7 +217,7 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
 
 def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str, str]]:
     """
-    Finds the tests whose arguments the prompt shows in any form, followed by the result, such as "For N = 150 the
+    Finds the tests that the prompt shows, their arguments in any form followed by the result, such as "For N = 150 the
     output should be 6". In a call of the entry point, texts may lack quotes, as in "f(aa) => False". Yields the same
     as `prompt_examples`.
     """

@@ -63,8 +63,8 @@ class Analysis:
     names_aux: bool = False
     # If so, aux's part and main's part as programs of their own, each with the prefix and the imports of both
     apart: tuple[str, str] = ("", "")
-    # The size of the smaller part over that of both, in nodes of the syntax tree: of `aux`, of the entry point, and of
-    # what they need. 0 if the entry point does not name `aux`, None for a single agent
+    # The size of the smaller part over the size of both, in nodes of the syntax tree: of `aux`, of the entry point,
+    # and of what they need. 0 if the entry point does not name `aux`, None for a single agent
     size_share: float | None = None
     thin_wrapper: bool = False  # whether the entry point only returns the value of `aux`
     drops_value: bool = False  # whether `aux` returns a value, but a call stands by itself
@@ -84,7 +84,7 @@ class CodeResult:
     executed: bool = True  # whether the run of the tests also decides about collaboration, or only the code
     needs_aux: bool = True  # whether experiments show that a test that passes depends on `aux`
     divided: bool = False  # for the kind `earned`, whether they show that both agents are needed
-    estimated: bool = False  # whether the two are those of another item, see [`shared_experiments`]
+    estimated: bool = False  # whether the two come from another item, see [`shared_experiments`]
 
     @property
     def ran(self) -> bool:
@@ -116,7 +116,7 @@ class CodeResult:
 @dataclass
 class CodeReward:
     """
-    Scores joint actions. The arguments are those of [`CodeGenerationEnvironment`], where `kind` is called
+    Scores joint actions. The arguments are the same as in [`CodeGenerationEnvironment`], where `kind` is called
     `reward_kind`.
     """
 
@@ -151,7 +151,7 @@ class CodeReward:
             kinds (`tuple[str, ...]`, *optional*): Kinds of the reward to report as metrics `{kind}_reward`, in
                 addition to the one that the agents are trained on.
             trees (`Sequence[int]`, *optional*): The number of each joint action's item if rewards are only compared
-                with those of the same item, see [`shared_experiments`].
+                within the item, see [`shared_experiments`].
 
         Returns:
             `list[Outcome]`: For each joint action, the reward, its parts as metrics, and the [`CodeResult`] as `info`.
@@ -244,7 +244,7 @@ class CodeReward:
             return analyze(item["prompt"], item["entry_point"], None if texts[0] is None else "", "")
 
     def _check_timeout(self, facts: ItemFacts) -> float | None:
-        """Returns the deadline of a check, in seconds; None for that of the sandbox."""
+        """Returns the deadline of a check, in seconds; None for the sandbox's own."""
         if not self.adaptive_timeout or facts.reference_seconds is None:
             return None
         return max(MIN_TIMEOUT, REFERENCE_FACTOR * facts.reference_seconds)
@@ -274,9 +274,9 @@ class CodeReward:
 
 def shared_experiments(pairs: Sequence[Program | None], trees: Sequence[int]) -> dict[int, int]:
     """
-    Finds the pairs whose experiments need not be made, because all pairs of their item are equal, and rewards are only
-    compared with those of the same item. Of such items, one in [`SAMPLED`] makes its experiments, and the next ones
-    count as this one, so that the mean reward stays right.
+    Finds the pairs that need no experiments, because all pairs of their item are equal, and rewards are only compared
+    within an item. Of such items, one in [`SAMPLED`] makes its experiments, and the next ones count as this one, so
+    that the mean reward stays right.
 
     Args:
         pairs (`Sequence[Program | None]`): The pair of each joint action; `None` if it needs no experiments.
@@ -297,7 +297,7 @@ def _experiment_timeout(program: Program, verdict: Verdict) -> float:
     Returns the deadline of a check in an experiment, in seconds. It is short because a program may loop forever when a
     value is changed.
     """
-    if verdict.timeouts:  # the processor time includes that of the endless loop
+    if verdict.timeouts:  # the processor time includes the endless loop
         return (program.check_timeout or 2.0) / 2
     calls = sum(verdict.calls.values()) * SECONDS_PER_CALL
     enough = 0.25 + 10 * verdict.cpu_seconds + calls
@@ -319,8 +319,9 @@ def paper_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
 
 def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     """
-    Returns the parts of the reward of the kind `earned`. `share` is that of the tests that pass, of those that trivial
-    answers do not pass; `main` and `aux` are the shares of the agents' texts that belong to their functions.
+    Returns the parts of the reward of the kind `earned`. `share` is the share of the tests that pass, among the tests
+    that trivial answers do not pass; `main` and `aux` are the shares of the agents' texts that belong to their
+    functions.
     """
     analysis, share = result.analysis, facts.share(result.passed)
     main, aux = analysis.main_function_share, analysis.aux_function_share
@@ -361,7 +362,7 @@ def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     reward = sum(parts.values())
     passed = result.passed
     share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
-    estimated = {"experiments": "those of another item"} if result.estimated else {}
+    estimated = {"experiments": "from another item"} if result.estimated else {}
     return Outcome(
         reward=reward,
         metrics={
