@@ -112,7 +112,7 @@ def is_machine_fault(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the file to an `OSError` within the block that names none, as a full disk raises it."""
+    """Adds the file to an `OSError` within the block that names none, such as a full disk raises."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,5 @@
 """
-Workflows: tasks with a coroutine as an episode.
+Workflows: tasks that play an episode as a coroutine.
 
 `await agents.writer(prompt)` is the turn of the agent `writer`. All branches of a batch run on one event loop until
 each one waits for agents or has ended; what they ask is one turn, sampled in one call. The value that the coroutine
@@ -206,7 +206,7 @@ class Episode:
 
 class WorkflowEnvironment(Environment):
     """
-    A task with a coroutine as an episode, as [`workflow`] makes it.
+    A task that plays an episode as a coroutine. [`workflow`] makes one.
 
     Args:
         run (`Callable`): `async def run(item, agents)`, which returns the reward: a number, a dict with one per role,

@@ -142,7 +142,7 @@ def _generate(
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
-    for module in model.modules():  # Qwen's vision models keep a call's; the next call may have other rows
+    for module in model.modules():  # Qwen's vision models keep them for the next call, which may have other rows
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
     with without_own_settings(model):

@@ -24,7 +24,7 @@ logger = logging.get_logger(__name__)
 
 # An alarm is raised if its condition holds in all log entries of the last 20 steps, and in at least 3
 STEPS, ENTRIES = 20, 3
-NO_SIGNAL = 0.95  # share of the nodes with equal returns only
+NO_SIGNAL = 0.95  # share of the nodes with all returns equal
 NO_SIGNAL_TEXT = (
     "the joint actions of nearly all nodes have equal returns, so the agents learn next to nothing. Check the reward, "
     "or raise `num_generations` or `temperature`."

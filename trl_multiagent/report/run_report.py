@@ -65,7 +65,7 @@ class RunReport(RolloutCallback):
         self.algorithm, self.describe = algorithm, describe
         self.is_running = False
         self.next_refresh = 0.0
-        self.next_kept = 0  # the next step to keep the trees of
+        self.next_kept = 0  # trees are kept at this step next
         # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
         self.followed: str | None = None
         self.latest: list[TraceRow] = []

@@ -188,7 +188,7 @@ GB = 1e9
 GPUS = {"T4": 16, "4090": 24, "L40S": 48, "A100-40": 40, "A100": 80, "H100": 80, "H200": 141}
 USABLE = 0.95  # share of a GPU's memory; the driver and fragmentation take the rest
 LEAST_ROOM = 1.2  # of an engine, over its weights: for activations and a cache
-MEASURED_ITEMS = 64  # the first prompts of so many items are measured
+MEASURED_ITEMS = 64  # the first prompts of at most this many items are measured
 
 
 def print_memory_plan(

@@ -55,7 +55,7 @@ EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_toke
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
 AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
 NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
-# Values of `report_to`: transformers cannot detect their packages
+# transformers cannot detect the packages of these values of `report_to`
 NOT_DETECTED = ("azure_ml", "flyte")
 
 

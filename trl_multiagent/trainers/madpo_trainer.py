@@ -511,7 +511,7 @@ class ReasonedAnswers:
         return changes | ({"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {})
 
     def tokenize(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Returns the columns of tokens where they are not TRL's."""
+        """Returns the token columns that differ from TRL's."""
         if not row["has_ids"] and not row["is_hidden"]:
             return {}
         (prompt,) = tokenize_prompts(self.tokenizer, [row["prompt"]], **self.template_kwargs)

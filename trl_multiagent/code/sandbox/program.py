@@ -28,7 +28,7 @@ class Program:
         checks (`str`): Trusted module source, asserts or a function `check(candidate)` with asserts in it. It runs
             whole; `candidate`, and the entry point's own name, stand for the program's function.
         setup (`str`, *optional*): Trusted source that runs before `checks` in the same namespace.
-        watch (`tuple[str, ...]`, *optional*): Top-level functions of `source` to count the calls of.
+        watch (`tuple[str, ...]`, *optional*): Calls of these top-level functions of `source` are counted.
         needed (`tuple[int, ...]`, *optional*): Indices of checks. The first of them that does not pass ends the run.
         helper (`str`, *optional*): Untrusted module source that defines the one function in `watch`. It runs in a
             process of its own, and `source` calls the function by its name. Nothing but data passes between the two:

@@ -250,7 +250,7 @@ class External(ExpertSettings):
         choices=(*MODES, *OTHER_NAMES),
     )
     sandbox_slice: int | Literal["all"] | None = setting(
-        "Tests that it contains the results of: the first n, the last n if negative, all for 0 or 'all'.", 1
+        "It contains results of the first n tests, of the last n if negative, of all for 0 or 'all'.", 1
     )
     hidden_tests: int = setting("Number of an item's last tests that it never contains; the reward uses all.", 0, ge=0)
     external_prompt_passthrough: (

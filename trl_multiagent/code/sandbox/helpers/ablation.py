@@ -20,7 +20,7 @@ from .wire import DataOnly
 
 
 # The docstring of `Program` says what each experiment changes
-MAX_CALLS = 20_000  # of a helper, to compare its answers
+MAX_CALLS = 20_000  # compared calls of a helper
 MAX_WRAPPINGS = 100  # containers around a value that are taken off
 MAX_CONVERTED = 1_000_000  # parts of a value that is converted
 # What `list(...)` and the like make of a value
