@@ -144,6 +144,8 @@ def test_other_commands_of_the_package_are_understood(command):
         parser = make_evaluation_parser("evaluate", arguments.command == "cross-play")
         teams, rest = parser.parse_known_args(rest)
         assert teams.teams
+    if arguments.command == "play":
+        _, rest = make_evaluation_parser("play", False).parse_known_args([arguments.team, *rest])
     if arguments.command == "plan":
         assert config_file("--config", arguments.config, RECIPES)
         _, rest = make_parser("magrpo").parse_known_args(rest)
@@ -152,7 +154,7 @@ def test_other_commands_of_the_package_are_understood(command):
         names = {f"--{field.name}" for field in dataclasses.fields(PreferenceConfig)}
         assert {word for word in rest if word.startswith("--")} <= names
         rest = []
-    known = ("collect", "env", "init", "push", "evaluate", "cross-play", "plan", "report", "reproduce")
+    known = ("collect", "env", "init", "push", "evaluate", "cross-play", "plan", "play", "report", "reproduce")
     assert arguments.command in known and rest == []
 
 

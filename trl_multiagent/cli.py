@@ -1,8 +1,8 @@
 """
 The command `trl-multiagent`: `train` launches a recipe without a script, `evaluate` and `cross-play` evaluate saved
-teams, `collect` collects preferences, `reproduce` runs named experiments, `plan` prints what a training needs,
-`report` makes the page of a run, `init` writes a small task to start from, `push` uploads to the Hub, `env` is for bug
-reports.
+teams, `play` lets a person play with one, `collect` collects preferences, `reproduce` runs named experiments, `plan`
+prints what a training needs, `report` makes the page of a run, `init` writes a small task to start from, `push`
+uploads to the Hub, `env` is for bug reports.
 
 Slow libraries are imported where they are needed, so that help, versions and errors appear at once.
 """
@@ -60,6 +60,7 @@ COMMANDS = {
     "collect": "Collect joint preferences, to train on them later.",
     "evaluate": "Evaluate saved teams: pass@k, every part of the reward, cost, baselines.",
     "cross-play": "Play the agents of several runs with each other.",
+    "play": "Play a task in the terminal, with the agents of a saved team. Takes the arguments of `evaluate`.",
     "run": "What `train` launches in every process.",
 }
 LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or several processes
@@ -97,6 +98,10 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     report = parsers["report"].add_argument
     report("folders", metavar="RUN", nargs="+", help="Output folder of a run or an evaluation, or of several runs.")
     report("--output", metavar="FILE", help="The page; by default report.html in the folder, or comparison.html here.")
+    play = parsers["play"].add_argument
+    play("team", metavar="RUN", help="Folder of a run or of a saved team, or the Hub id of a team.")
+    player = "Player of a role: human, random, a saved team, or module:function, whose module is imported."
+    play("--seat", metavar="ROLE=PLAYER", action="append", default=[], help=player)
     reproduce = parsers["reproduce"].add_argument
     reproduce("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
     reproduce("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
@@ -299,6 +304,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             return train(arguments.algorithm, rest, options)
         return collect(rest, options) if command == "collect" else evaluate(command, rest, options)
 
+    if command == "play":
+        from trl_multiagent.runs.person import run_play
+
+        return run_play(TASKS, [own["team"], *rest], own["seat"])
     if command == "plan":
         return plan(**own, rest=rest)
     if command == "reproduce":

@@ -43,6 +43,13 @@ def test_hidden(message, answer, told, reward):
     assert outcome.reward == reward and outcome.metrics["told"] == told
 
 
+def test_each_place_is_right_in_a_quarter_of_the_held_out_items():
+    items = hidden.load_datasets(None)[1].to_list()
+    places = [item["options"].split(", ").index(item["word"]) for item in items]
+    assert [places.count(k) for k in range(4)] == [16] * 4
+    assert max(map([x["word"] for x in items].count, HELD_OUT)) <= 16  # nor is a constant word
+
+
 @pytest.mark.parametrize(
     ("guess", "reward"), [(" Milk\n", 1.0), (" gold\n", 0.0), (" milk or gold", 0.0), (" milky", 0.0)]
 )

@@ -35,6 +35,18 @@ from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, pla
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 
 
+def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> dict[str, Any]:
+    """Returns the settings of the sampling that are given, under the names of transformers."""
+    arguments = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": config.temperature,
+        "repetition_penalty": config.repetition_penalty,
+    }
+    if config.temperature != 0:
+        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 class EpisodeGenerator(TransformersGenerator):
     """
     Samples episodes, and measures the time. Neither the other episodes of a batch nor the number of processes changes
@@ -42,16 +54,8 @@ class EpisodeGenerator(TransformersGenerator):
     """
 
     def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
-        arguments = {
-            "max_new_tokens": policy.max_completion_length,
-            "temperature": config.temperature,
-            "repetition_penalty": config.repetition_penalty,
-        }
-        if config.temperature != 0:
-            arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
-        given = {name: value for name, value in arguments.items() if value is not None}
-        budget, stops = config.generation_token_budget, config.stop_strings
-        super().__init__(team, sampling_arguments(given), budget, stops, config.seed)
+        arguments = sampling_arguments(sampling_of(config, policy.max_completion_length))
+        super().__init__(team, arguments, config.generation_token_budget, config.stop_strings, config.seed)
         self.silent_role = policy.silent_role
         self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 

@@ -10,6 +10,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import Turn, item_id
 from trl_multiagent.environments.task_errors import UnavailableError, function_name
+from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
@@ -31,7 +32,7 @@ class TeamSeat(Seat):
         agent (`str`, *optional*): The role of the agent in the team. By default the role of the seat.
         loader ([`TeamLoader`], *optional*): Loads the team.
         token_budget, seed (*optional*): See [`~rollout.sampler.TransformersGenerator`].
-        use_chat_template (`bool`, *optional*): See [`~rollout.sampler.TeamSampler`].
+        use_chat_template, history_options (*optional*): See [`~rollout.sampler.TeamSampler`].
         **sampling: Settings of the sampling as for [`AgentTeam.collaborate`], such as `max_new_tokens`.
     """
 
@@ -44,6 +45,7 @@ class TeamSeat(Seat):
         token_budget: int | None = None,
         seed: int = 0,
         use_chat_template: bool | None = None,
+        history_options: HistoryOptions = FULL_HISTORY,
         **sampling: Any,
     ):
         team = str(team) if isinstance(team, Path) else team
@@ -55,7 +57,7 @@ class TeamSeat(Seat):
             if not isinstance(team, str):
                 return team()
             sampler = load_sampler(loader, team, agent or role, f"seats.{role}", sampling, token_budget, None, seed)
-            sampler.use_chat_template = use_chat_template
+            sampler.use_chat_template, sampler.history_options = use_chat_template, history_options
             return sampler
 
         self.load = load

@@ -1,0 +1,145 @@
+"""Runs `trl-multiagent play`: a person plays a task in a terminal, beside the agents of a saved team."""
+
+import contextlib
+import random
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from trl_multiagent.console import hide_progress_bars, printable
+from trl_multiagent.environments.base import (
+    Environment,
+    History,
+    Prompt,
+    ScoringContext,
+    Turn,
+    ask,
+    item_id,
+    judge,
+    scoring,
+)
+from trl_multiagent.environments.imports import import_function
+from trl_multiagent.environments.task import Task
+from trl_multiagent.evaluation.play import sampling_of
+from trl_multiagent.rollout.seats import Branch, FunctionSeat, Seat, SeatedEnvironment
+from trl_multiagent.runs.evaluation import load_items, make_environment
+from trl_multiagent.runs.evaluation_settings import Evaluation, find_team, parse_evaluation
+from trl_multiagent.runs.models import make_loader
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.team.seat import TeamSeat
+
+
+# What a prompt lists after a colon, up to the end of the sentence
+LISTED = re.compile(r": +([^.?:\n]+)")
+
+
+class Person(Seat):
+    """Plays a role with what somebody types. A backslash at the end of a line continues the answer on the next."""
+
+    def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
+        prompt = branches[0].prompts[role]
+        texts = [prompt] if isinstance(prompt, str) else [f"[{x['role']}] {x['content']}" for x in prompt]
+        print("", *map(printable, texts), sep="\n")
+        text = input(f"{role}> ")
+        while text.endswith("\\"):
+            text = f"{text[:-1]}\n{input('> ')}"
+        return [text]
+
+    def describe(self) -> dict[str, Any]:
+        return {"person": True}
+
+
+def random_answer(item: dict, prompt: Prompt, history: History) -> str:
+    """Draws a choice that the prompt lists last after a colon, in brackets or as a word; else any of its words."""
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    choices = re.findall(r"\[.+?\]|\w+", (LISTED.findall(text) or [text])[-1])
+    return random.Random(f"{item_id(item)} {len(history)} {text}").choice(choices or [""])
+
+
+HUMAN = "human"
+PLAYERS = {HUMAN: Person(), "random": FunctionSeat(random_answer)}
+
+
+def run_play(task: Task | Mapping[str, str], argv: Sequence[str], given: Sequence[str]) -> None:
+    """
+    Plays the items of a task with a person. `argv`: arguments as for `trl-multiagent evaluate`, with one team;
+    `given`: the players of roles, each as `ROLE=human`, `ROLE=random`, `ROLE=TEAM` or `ROLE=module:function`.
+    """
+    prog = "trl-multiagent play"
+    with end_on_wrong_input(prog):
+        hide_progress_bars()
+        evaluation = parse_evaluation(task, argv, prog)
+        environment = make_environment(evaluation)
+        own: Mapping[str, Seat] = {}  # of the roles that were not trained
+        if isinstance(environment, SeatedEnvironment):
+            own, environment = environment.seats, environment.task
+        seats = choose_seats(evaluation, environment, own, dict(text.partition("=")[::2] for text in given))
+        items, num_turns = load_items(evaluation), cast(int, evaluation.config.num_turns)
+        environment.prepare(num_turns)
+    with end_with_one_line(prog), contextlib.suppress(EOFError, KeyboardInterrupt):
+        for number, item in enumerate(items, start=1):
+            print(f"\nItem {number} of {len(items)}. Ctrl-D ends the game.")
+            play_item(environment, item, seats, own, num_turns)
+
+
+def choose_seats(
+    evaluation: Evaluation, environment: Environment, own: Mapping[str, Seat], names: dict[str, str]
+) -> dict[str, Seat]:
+    """
+    Returns the player of each role: that in `names`, else its seat in the settings of the run, else its agent in the
+    team. If nobody in `names` is human, a person takes the first role that was not trained and is not in `names`; if
+    all were trained, the first that is not in `names`.
+    """
+    roles, config = environment.roles, evaluation.config
+    if {*names} - {*roles} or "" in names.values():
+        raise ConfigError(f"`--seat` must be ROLE=PLAYER, and the roles are {', '.join(roles)}.")
+    free = [role for role in (*own, *roles) if role not in names]
+    if HUMAN not in names.values() and free:
+        names[free[0]] = HUMAN
+
+    def seat(role: str) -> Seat:
+        name = names.get(role)
+        if name in PLAYERS:
+            return PLAYERS[name]
+        if name is None and role in own:
+            return own[role]
+        if name is not None and re.fullmatch(r"[\w.]+:\w+", name):
+            return FunctionSeat(import_function("--seat", name))
+        return TeamSeat(
+            find_team(name) if name else evaluation.teams[0].location,
+            loader=make_loader(evaluation.settings),
+            token_budget=config.generation_token_budget,
+            seed=config.seed,
+            use_chat_template=config.use_chat_template,
+            history_options=config.history_options,
+            **sampling_of(config, evaluation.max_completion_length),
+        )
+
+    return {role: seat(role) for role in roles}
+
+
+def play_item(
+    environment: Environment, item: dict, seats: Mapping[str, Seat], untrained: Mapping[str, Seat], num_turns: int
+) -> None:
+    """
+    Plays an episode, and prints the answers and the rewards. `num_turns` does not count turns of `untrained` roles
+    alone, as in training.
+    """
+    history: tuple[Turn, ...] = ()
+    with environment.playing(num_turns, True, untrained):
+        while prompts := ask(environment, [item], [history])[0]:
+            num_turns -= not prompts.keys() <= untrained.keys()
+            if num_turns < 0:
+                break
+            branch = Branch(item, history, prompts)
+            action = {role: seats[role].answer(role, [branch])[0] for role in prompts}
+            with scoring(ScoringContext([prompts])):
+                (outcome,) = judge(environment, [item], [action], [history], evaluation=True)
+            history = (*history, Turn(prompts, action, outcome))
+            for role, text in action.items():
+                if not isinstance(seats[role], Person):
+                    print(f"{role}: {printable(text.strip())}")
+    outcomes = [turn.outcome for turn in history]
+    for role in environment.roles:
+        print(f"Reward of {role}: {sum(x.role_rewards.get(role, x.reward) for x in outcomes):g}", flush=True)
