@@ -491,7 +491,8 @@ def test_a_gguf_file_is_converted_once(gguf_file, tmp_path, monkeypatch, capsys)
     with ThreadPoolExecutor(3) as threads:
         assert {*threads.map(converted, 3 * [str(gguf_file)])} == {str(folder)}
     assert capsys.readouterr().err.count("converting its weights") == 1
-    # A changed file
+    # A changed file. What somebody else has put beside its conversion stays
+    (folder.parent / "mine").mkdir()
     whole = gguf_file.read_bytes()
     number = team.agents["aux"].get_input_embeddings().weight[0, :4].detach().numpy().tobytes()
     assert number in whole
@@ -500,6 +501,7 @@ def test_a_gguf_file_is_converted_once(gguf_file, tmp_path, monkeypatch, capsys)
     os.utime(gguf_file, ns=(status.st_atime_ns, status.st_mtime_ns))
     changed = AgentTeam.from_pretrained(gguf_file, ["aux"])
     assert not changed.agents["aux"].get_input_embeddings().weight[0, :4].any() and not folder.exists()
+    assert (folder.parent / "mine").is_dir()
     # A damaged file, and a folder that is not writable
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert Path(converted(str(gguf_file))).is_relative_to(tmp_path / "cache")

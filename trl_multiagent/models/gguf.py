@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -24,6 +25,9 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from trl_multiagent.console import install_command
 from trl_multiagent.folders import MODEL_CONFIG, open_cache
 from trl_multiagent.models.pretrained import find_file, without_weights
+
+
+VERSION = re.compile(r"\d+-\d+|\.unfinished-.*")  # names of conversions: nothing else is removed
 
 
 def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:
@@ -68,7 +72,7 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
         place.mkdir(parents=True, exist_ok=True)
         with FileLock(place / ".lock"):
             for other in place.iterdir():  # of an earlier version of the file, or of a killed process
-                if other.is_dir() and other != target:
+                if VERSION.fullmatch(other.name) and other != target:
                     shutil.rmtree(other)
             convert(file, target, weights)
     return str(target)
