@@ -323,7 +323,7 @@ class EndpointClient:
         try:
             create = sdk.chat.completions.with_raw_response.create
             body = (await create(messages=list(question.messages), **endpoint.parameters)).http_response.content
-        except (OpenAIError, ValueError) as error:  # the latter for a text that UTF-8 cannot write
+        except (OpenAIError, ValueError, OverflowError) as error:  # of a text no UTF-8 can write, and of a date
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             if isinstance(error, APIStatusError):
                 reason = f"status {error.status_code}: {error.response.text}"

@@ -110,6 +110,7 @@ FAILURES = {  # reply, message, number of requests with two tries
     "another object": (Reply('{"error": "overloaded"}'), NO_COMPLETION, 1),
     "cut": (Reply(TEXT, missing_bytes=50), "some-model at http://127", 2),
     "an error": (Reply(f"overloaded,\n{KEY}", status=500), "status 500: overloaded, [key]", 2),
+    "a late date": (Reply("no", 429, {"Retry-After": f"Mon, 1 Jan 2020 {10**399}:00:00"}), "no answer", 1),
     "refused": (Reply(f"bad key {KEY}", status=401), "status 401: bad key [key]", 1),
     "too late": (Reply(TEXT, stall=30.0), "timed out", 2),
     "a header without end": (Reply(drips=True), "timed out", 2),
