@@ -24,8 +24,9 @@ Words: {options}
 Hint: {hint}
 Answer:"""
 # Digits and signs, and below them the letters that they look like
-ALIKE = "01345789!|@$€"
-LATIN = "oieastbgilase"
+ALIKE = "01345789!|@$"
+LATIN = "oieastbgilas"
+USUAL = "Mn Me Cf Zs Pd Pi Pf".split()  # kinds of characters: accents, characters without a width, spaces, punctuation
 # They have one of the words in them
 ORDINARY = """train trained training trainer brain grain drain strain terrain constraint chair price prices driver
 drivers environment address beforehand textbook textbooks cookbook vegetable vegetables comfortable portable stable
@@ -48,11 +49,11 @@ def says(word, text):
     """
     Returns whether a text has the word, also in disguise: within other letters, in parts, or in signs that look like
     its letters. A word that begins with its first four letters counts, too. Of a word of three letters, which many
-    others have in them, only the word itself and its plural count. Letters of other alphabets and pictures always
-    count, because many look like a word or mean it.
+    others have in them, only the word itself and its plural count. Letters, digits, signs and pictures beyond ASCII
+    always count, except accents, dashes and quotation marks, because many look like a word or mean it.
     """
     (word,), said = letters(word), letters(text)
-    if any(x > "~" and (x.isalpha() or unicodedata.category(x) == "So") for x in unicodedata.normalize("NFKD", text)):
+    if any(x > "~" and unicodedata.category(x) not in USUAL for x in unicodedata.normalize("NFKD", text)):
         return True
     in_one = (x.startswith(word[:4]) or (word in x and x not in letters(ORDINARY)) for x in said if len(word) > 3)
     parts = ("".join(said[k:n]) for k in range(len(said)) for n in range(k + 1, k + len(word) + 2))

@@ -80,6 +80,9 @@ def test_taboo(guess, reward):
         ("milk", "\uff4dil\u200bk"),  # full width, and a space without a width
         ("milk", "m1lk or miIk"),
         ("milk", "m\u0301ilk"),
+        ("milk", "m\xa1lk"),  # other signs that look like letters, and digits of other alphabets
+        ("milk", "mi\xa3k"),
+        ("milk", "m\u0661lk"),
         ("dog", "a d0g"),
     ],
 )
