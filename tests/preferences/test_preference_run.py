@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 from scripts import algorithm_of
 
+from trl_multiagent import FunctionEnvironment
 from trl_multiagent.configs.recipes.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.trainers.madpo_config import MADPOConfig
@@ -241,6 +243,35 @@ def test_rounds(run, capsys):
     with pytest.raises(SystemExit):
         run("madpo_iter", "killed", *argv, "seed=3")
     assert "holds another run: seed was not set, is 3." in capsys.readouterr().err
+
+
+class Ascending(FunctionEnvironment):
+    """An environment with a state: how often it has scored decides which answers it prefers."""
+
+    calls = 0
+
+    def __init__(self):
+        super().__init__({"aux": "Help with {x}:", "main": "Do {x}:"}, count_reward)
+
+    def score(self, *args):
+        self.calls += 1
+        outcomes = super().score(*args)
+        return [replace(x, reward=x.reward * math.cos(self.calls)) for x in outcomes]
+
+    def state_dict(self):
+        return {"calls": self.calls}
+
+    def load_state_dict(self, state):
+        self.calls = state["calls"]
+
+
+def test_rounds_go_on_with_an_environment_that_has_a_state(run):
+    task = replace(TASK, make_environment=lambda settings: Ascending())
+    run("madpo_iter", "whole", *ITERATIVE, task=task)
+    with killed(training=1, step=1):
+        run("madpo_iter", "killed", *ITERATIVE, task=task)
+    run("madpo_iter", "killed", *ITERATIVE, task=task)
+    assert same_teams("whole", "killed")
 
 
 def test_a_collection_without_pairs_is_an_error(run, capsys):

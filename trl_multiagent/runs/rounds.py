@@ -128,11 +128,14 @@ def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
         run.stage.begin()
         write_settings(run.prepared)
     set_up_wandb(run.prepared.wandb)
+    state = copy.deepcopy(run.environment.state_dict())
     for number in range(len(results), run.num_rounds):
         now = Round(run, number, results, {"round": number} if run.in_rounds else {})
         for stage in run.stages:
             if now.trainer is None and is_asked_to_stop(run.state):  # a trained team is saved first
                 raise Stopped("between two rounds")
+            if state:  # every stage begins with it, because an interrupted run does
+                run.environment.load_state_dict(copy.deepcopy(state))
             stage(now)
         results.append(now.results)
         run.stage.save_result(str(run.part_of(number, RESULTS_FILE).relative_to(run.stage.folder)), now.results)
