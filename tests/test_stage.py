@@ -25,7 +25,8 @@ def work(folder, parts=("0", "1", "2"), kill_at=None, **more):
         for part in [part for part in parts if not own.has(part)]:
             written.append(part)
             if part == kill_at:
-                (folder / f"_{part}_0123_unfinished").write_text("hal")  # written in part
+                (folder / "parts").mkdir()
+                (folder / "parts" / f"_{part}_0123_unfinished").write_text("hal")  # written in part
                 raise KeyboardInterrupt
             own.save(part, [{"part": part}])
         own.save_result("result.json", {"parts": len(parts)})
@@ -41,7 +42,7 @@ def test_a_kill_repeats_the_part_that_was_not_complete(tmp_path, kill_at):
     parts = ["0", "1", "2"]
     assert work(folder) == parts[parts.index(kill_at) :] and work(folder) == []
     assert [stage(folder).read(part) for part in parts] == [[{"part": part}] for part in parts]
-    assert read_json(folder / "result.json") == {"parts": 3}
+    assert read_json(folder / "result.json") == {"parts": 3} and not [*folder.rglob("*_unfinished")]
     assert json.loads((folder / MANIFEST).read_text()) == {"stage": "collection", "settings": SETTINGS}
 
 
