@@ -18,6 +18,8 @@ PAGE = Path(__file__).parent / "trl_arguments.md"
 START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
     "bf16": "on by default if the hardware supports it",
+    "eval_steps": "10 by default",
+    "logging_steps": "0.01 by default, a share of all steps: each step of up to 100",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
     "per_device_eval_batch_size": "by default the number of completions of a step's first turn",
     "scale_rewards": "only 'none'; see `advantage_normalization`",

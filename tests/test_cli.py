@@ -139,6 +139,16 @@ def test_run_is_the_recipe_of_the_algorithm(algorithm, capsys):
     assert ("aux: demo" in out) == (algorithm not in ("grpo", "ac"))
 
 
+def test_ctrl_c_is_one_line_even_while_libraries_load(monkeypatch, capsys):
+    def load():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "env", load)
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(["env"])
+    assert exit_info.value.code == 130 and capsys.readouterr().err == "trl-multiagent: ended by Ctrl-C.\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

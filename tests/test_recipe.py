@@ -15,7 +15,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
 from trl_multiagent.rollout.options import HistoryOptions
-from trl_multiagent.runs import prepared
+from trl_multiagent.runs import run as runs_run
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import prepare_run
 from trl_multiagent.runs.run import run_recipe
@@ -277,12 +277,19 @@ def test_folder_of_a_run(parse, monkeypatch):
 
 def test_a_place_that_cannot_be_written_to(parse, error_of, tmp_path, monkeypatch):
     (tmp_path / "locked").mkdir()
-    monkeypatch.setattr(prepared.os, "access", lambda path, mode: Path(path).name != "locked")  # root may do anything
+    write = runs_run.tempfile.TemporaryDirectory
+
+    def refuse(dir):  # root may do anything
+        if Path(dir).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return write(dir=dir)
+
+    monkeypatch.setattr(runs_run.tempfile, "TemporaryDirectory", refuse)
     locked = str(tmp_path / "locked" / "team")
     section = {"output_dir": str(tmp_path / "run")}
     for argv in ([], ["--dry_run"]):
         message = error_of({"output": {"save_path": locked}, "magrpo": section}, *argv)
-        assert "`output.save_path`" in message and "no permission to write to" in message
+        assert "`output.save_path`" in message and "nothing can be written to" in message
     assert parse({"output": {"save_path": locked, "save_final_model": False}, "magrpo": section})
     assert "`magrpo.output_dir`" in error_of({"magrpo": {"output_dir": locked}})
 

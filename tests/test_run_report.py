@@ -9,7 +9,7 @@ import re
 import pandas as pd
 import pytest
 
-from trl_multiagent import cli
+from trl_multiagent import MAGRPOConfig, cli, workflow
 from trl_multiagent.console import markdown_table, text_table
 from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
@@ -17,7 +17,7 @@ from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page
 from trl_multiagent.report.trace_files import TraceFiles, read_trace
 
 from pages import read_page, write_run
-from tiny import SAVED, Workflow, tiny_environment, tiny_trainer
+from tiny import SAVED, Workflow, tiny_environment, tiny_team, tiny_trainer
 
 
 pytestmark = pytest.mark.usefixtures("reports")
@@ -39,6 +39,38 @@ def run(tmp_path_factory):
     trainer = tiny_trainer(folder, environment=environment_with(HOSTILE), **settings)
     trainer.train()
     return trainer, folder, read_page(folder / "report.html")
+
+
+def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys, monkeypatch):
+    @workflow(roles=("aux",))
+    async def game(item, agents):
+        rounds = 1 + len(item["x"]) % 2
+        for number in range(rounds):
+            answer = await agents.aux(f"Round {number} of {item['x']}:")
+        agents.log("rounds", rounds)
+        return float(len(answer))
+
+    def trainer():
+        settings = {"max_steps": 3, "num_turns": 2, "num_generations": 2, "items_per_device": 4, "save_steps": 3}
+        settings |= {"save_strategy": "steps", "disable_tqdm": False, "logging_steps": MAGRPOConfig.logging_steps}
+        return tiny_trainer(tmp_path / "run", tiny_team(("aux",)), game, **settings)
+
+    first = trainer()
+    first.train()
+    first.save_model()
+    logs = [log for log in first.state.log_history if "reward" in log]
+    assert [log["step"] for log in logs] == [1, 2, 3]
+    assert all(1 <= log["episode/rounds"] == log["episode/length"] <= 2 for log in logs)
+    lines = capsys.readouterr().out.splitlines()
+    assert any(f", rounds {logs[-1]['episode/rounds']:.2f}" in line for line in lines)
+    assert [line.partition(",")[0] for line in lines if line.startswith("Step ")] == ["Step 1", "Step 3"]
+    assert lines[-2:] == [f"Report           {tmp_path}/run/report.html", f"Saved team       {tmp_path}/run"]
+    assert "episode/rounds" in read_page(tmp_path / "run" / "report.html")["metrics"]
+    with pytest.raises(ValueError, match=r"the team and the report of an earlier run, .* choose another `output_dir`"):
+        trainer().train()
+    again = trainer()
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 3
 
 
 def test_the_page_has_the_numbers_of_the_run(run):

@@ -219,9 +219,14 @@ def push(folder: str, **arguments: Any) -> None:
 
 def plan(config: str, gpu: str, num_gpus: int, zero: int, rest: Sequence[str]) -> None:
     """Prints the plan of a training with its memory."""
+    from trl_multiagent.runs.run import end_on_wrong_input, read_plan
+
+    prog = "trl-multiagent plan"
+    with end_on_wrong_input(prog):
+        settings = read_plan(TASKS, ["--config", config, *rest], prog)
     from trl_multiagent.runs.plan import print_memory_plan
 
-    print_memory_plan(TASKS, ["--config", config, *rest], "trl-multiagent plan", zero, num_gpus, gpu)
+    print_memory_plan(settings, zero, num_gpus, gpu)
 
 
 def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs: int, rest: Sequence[str]) -> None:
@@ -272,18 +277,30 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
 
 def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Evaluates in processes that `options` describe, or in this one."""
-    from trl_multiagent.runs.evaluation_settings import make_evaluation_parser, parse_evaluation
+    from trl_multiagent.runs.evaluation_settings import parse_evaluation
+    from trl_multiagent.runs.run import end_on_wrong_input
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
-    if options is None:
-        make_evaluation_parser(prog, cross_play).parse_known_args(argv)  # prints the help
-        from trl_multiagent.runs.evaluation import run_evaluation
+    check = partial(parse_evaluation, TASKS, argv, prog, cross_play)
+    if options is not None:
+        return launch([command, *argv], check, prog, options)
+    with end_on_wrong_input(prog):
+        check()
+    from trl_multiagent.runs.evaluation import run_evaluation
 
-        return run_evaluation(TASKS, argv, prog, cross_play)
-    launch([command, *argv], partial(parse_evaluation, TASKS, argv, prog, cross_play), prog, options)
+    run_evaluation(TASKS, argv, prog, cross_play)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command. Ctrl-C ends it with one line, also while libraries load."""
+    try:
+        run_command(argv)
+    except KeyboardInterrupt:
+        print("trl-multiagent: ended by Ctrl-C.", file=sys.stderr)
+        sys.exit(130)
+
+
+def run_command(argv: Sequence[str] | None = None) -> None:
     if os.environ.get(SAFE_PATH[0]) == SAFE_PATH[1]:
         del os.environ[SAFE_PATH[0]]  # programs that the user's code starts are as usual
     argv = sys.argv[1:] if argv is None else list(argv)

@@ -347,11 +347,16 @@ def test_a_wrong_setting_is_told_before_slow_libraries_are_imported():
 import sys
 from trl_multiagent import cli
 try:
-    cli.main(["train", "magrpo", "--config", "magrpo_he", "--override", sys.argv[1]])
+    cli.main(sys.argv[1:])
 except SystemExit:
     print([name for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate") if name in sys.modules])
 """
+    training, commands = ["train", "magrpo", "--config", "magrpo_he"], {}
     for override in ("magrpo.num_turn=2", "magrpo.num_generations=few", "peft.r=-1", "grpo.num_turns=2"):
-        command = [sys.executable, "-c", program, override]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout == "[]\n", (override, done.stdout, done.stderr)
+        commands[override.partition("=")[0]] = [*training, "--override", override]
+    commands["nothing can be written to /proc"] = [*training, "--output_dir", "/proc/x"]
+    commands["did you mean `magrpo.learning_rate`?"] = ["plan", "--config", "magrpo_he", "--override", "magrpo.lr=3"]
+    commands["'nope' is no folder of a run that tells the task"] = ["evaluate", "nope"]
+    for told, command in commands.items():
+        done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
+        assert done.stdout == "[]\n" and told in done.stderr, (command, done.stdout, done.stderr)

@@ -78,6 +78,8 @@ def test_in_a_short_training_a_condition_of_completions_holds_for_half_of_it(tmp
     bad = HEALTHY | {"frac_reward_zero_std": 1.0, "agents/aux/completions/repetition": 0.9}
     alarms, _ = run(tmp_path, [HEALTHY] * 2 + [bad] * 10, max_steps=12)
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(8, "repetition/aux")]
+    alarms, _ = run(tmp_path / "endless", [HEALTHY | {"episode/out_of_turns": 1.0}] * 12, max_steps=12)
+    assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(6, "out_of_turns")]
 
 
 def test_an_alarm_is_raised_again_after_a_pause_and_after_a_resume(tmp_path):

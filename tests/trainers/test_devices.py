@@ -34,7 +34,7 @@ def test_an_agent_computes_on_its_device_and_its_outputs_return(tmp_path, monkey
     assert logps.shape == tensors.completion_ids.shape
 
 
-def test_a_training_with_devices_is_that_without(tmp_path):
+def test_a_training_with_devices_is_that_without(tmp_path, caplog):
     weights = []
     for devices in (None, DEVICES):
         trainer = tiny_trainer(tmp_path / str(devices), devices=devices, beta=0.1, gradient_checkpointing=True)
@@ -43,6 +43,7 @@ def test_a_training_with_devices_is_that_without(tmp_path):
         assert trainer.team.devices.keys() == (devices or {}).keys()
         weights.append(trainer.team.state_dict())
     assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    assert any("`devices` has no effect: this machine has no GPU" in message for message in caplog.messages)
     assert trainer.is_model_parallel and not trainer.place_model_on_device  # as transformers calls it
 
 

@@ -55,6 +55,16 @@ def test_a_branch_that_the_environment_ends_counts_as_its_last_turn(monkeypatch)
     assert totals(HERE).totals["final_turn/reward"].mean == pytest.approx((3.0 + 0.5 + 0.5) / 3)
 
 
+def test_metrics_of_episodes_are_means_of_the_last_values_of_those_that_have_ended(monkeypatch):
+    root, (child,) = HERE[0][0], HERE[1]
+    monkeypatch.setattr(root, "ended", [1])
+    monkeypatch.setattr(root, "outcomes", [Outcome(1.0, {"told": 4.0}), Outcome(3.0, {"m": 5.0})])
+    monkeypatch.setattr(child, "history", (root.turn(0),))
+    found = {name: total.mean for name, total in totals(HERE).totals.items() if name.startswith("episode/")}
+    assert found == {"episode/length": (1 + 2 + 2) / 3, "episode/m": (5 + 2 + 2) / 3, "episode/told": 4.0}
+    assert "episode/length" not in totals(HERE, num_turns=1).totals
+
+
 def test_an_evaluation_has_no_metrics_of_groups():
     names = totals(HERE, training=False).totals
     assert "reward" in names and not {"frac_reward_zero_std", "turn_1/early_terminated"} & names.keys()

@@ -1,5 +1,7 @@
 """What trainers, teams and environments say about arguments of a wrong type."""
 
+import traceback
+
 import pytest
 from trl import GRPOConfig, RewardConfig
 
@@ -13,7 +15,9 @@ from trl_multiagent import (
     MAGRPOConfig,
     MAGRPOTrainer,
     MARLOOTrainer,
+    workflow,
 )
+from trl_multiagent.environments import TaskError
 from trl_multiagent.trainers.base import team_trainer
 
 from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
@@ -45,6 +49,14 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
             AgentTeam.from_pretrained(name, roles=["aux", "main"])
     with pytest.raises(ValueError, match=r"The adapter of an agent is 8; it must be a `LoraConfig`"):
         AgentTeam.from_pretrained("model", ["aux"], peft_config={"r": 8})
+    with pytest.raises(TypeError, match=r"takes no `device`: the trainer moves the team, or `team.to\(device\)` does"):
+        AgentTeam.from_pretrained("model", ["aux"], device="cuda")
+
+    async def forgetful(agents):
+        return 1.0
+
+    with pytest.raises(TypeError, match=r"two arguments, `item` and `agents`; this one is `forgetful\(agents\)`"):
+        workflow(roles=("aux",))(forgetful)
     with pytest.raises(TypeError, match=r"must be dicts by role; `AgentTeam.from_pretrained"):
         AgentTeam(tiny_llama(), byte_tokenizer())
     for prompts in ("Write {words}", ["Write {words}"]):
@@ -52,6 +64,21 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
             TypeError, match=r"`prompts` is .*; it must be a dict with a template or a function per role"
         ):
             FunctionEnvironment(prompts, len)
+
+
+def test_the_traceback_of_a_failed_task_ends_in_its_own_code(tmp_path):
+    def failing(completions, **columns):
+        return 1 / len(columns["missing"])
+
+    @workflow(roles=("aux",))
+    async def wrong(item, agents):
+        await agents.aux("Go:")
+        return item["missing"]
+
+    for environment in (tiny_environment(("aux",), failing), wrong):
+        with pytest.raises(TaskError, match="KeyError: 'missing'") as failed:
+            tiny_trainer(tmp_path, tiny_team(("aux",)), environment, num_turns=1).train()
+        assert traceback.extract_tb(failed.value.__traceback__)[-1].name in ("failing", "wrong")
 
 
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):

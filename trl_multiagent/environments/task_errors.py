@@ -59,7 +59,9 @@ def task_code(name: str) -> Iterator[None]:
         # A reward of TRL reads a completion as a text, or as a list of messages, `completion[0]`
         text = describe(error)
         is_of_trl = "reward" in name and (error.args == (0,) or "'dict'" in text)
-        raise TaskError(f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}") from error
+        problem = f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}"
+        # The traceback ends where the task failed, not in this package
+        raise TaskError(problem).with_traceback(error.__traceback__) from None
 
 
 def describe(error: BaseException) -> str:

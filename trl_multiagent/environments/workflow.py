@@ -239,7 +239,11 @@ class WorkflowEnvironment(Environment):
     ):
         if not asyncio.iscoroutinefunction(run):
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
-        inspect.signature(run).bind("item", "agents")
+        try:
+            inspect.signature(run).bind("item", "agents")
+        except TypeError:
+            given = f"{run.__name__}{inspect.signature(run)}"
+            raise TypeError(f"A workflow takes two arguments, `item` and `agents`; this one is `{given}`.") from None
         if max_turns < 1 or (timeout is not None and timeout <= 0):
             raise ValueError("`max_turns` must be at least 1, and `timeout` above 0.")
         taken = [role for role in roles if hasattr(Agents, role)]
@@ -428,7 +432,8 @@ class WorkflowEnvironment(Environment):
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
             if isinstance(error, TaskError):
                 raise TaskError(f"{error}{self._line_of(error)}") from error
-            raise TaskError(f"{self.name} raised {describe(error)}{self._line_of(error)}.") from error
+            problem = f"{self.name} raised {describe(error)}{self._line_of(error)}."
+            raise TaskError(problem).with_traceback(error.__traceback__) from None  # which ends in the workflow
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
             raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")

@@ -51,7 +51,10 @@ def check_saved_adapter(source: str, **hub: Any) -> None:
 def check_adapter_config(whose: str, config: PeftConfig) -> None:
     """Raises a `ValueError` if the adapter of `whose` agents is not LoRA, or would change the shared base."""
     if not isinstance(config, LoraConfig):
-        raise ValueError(f"The adapter of {whose} is {short(config)}; it must be a `LoraConfig`.")
+        raise ValueError(
+            f"The adapter of {whose} is {short(config)}; it must be a `LoraConfig`, such as `LoraConfig(r=8)`. A dict "
+            "has one for each of its roles."
+        )
     check_options(f"the adapter of {whose}", vars(config))
 
 

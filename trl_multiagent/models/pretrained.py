@@ -222,9 +222,8 @@ def find_file(
         if not required and any(isinstance(path, str) for path in cached):
             return None
         raise OSError(
-            f"Cannot find out whether {name!r} has a file {file}: the Hugging Face Hub did not answer, and the "
-            "file is not "
-            f"in the local cache. Check the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
+            f"{name!r} is no folder here and is not in the local cache, and the Hugging Face Hub did not answer. "
+            f"Check the name, the connection, HF_ENDPOINT and HF_HUB_OFFLINE. ({error.__cause__ or error!r})"
         ) from error
     except EntryNotFoundError:
         return None

@@ -29,6 +29,10 @@ NO_SIGNAL_TEXT = (
     "the joint actions of nearly all nodes have equal returns, so the agents learn next to nothing. Check the reward, "
     "or raise `num_generations` or `temperature`."
 )
+OUT_OF_TURNS_TEXT = (
+    "every episode uses up its turns before the workflow ends. Unless this is meant, raise `num_turns`, or let the "
+    "workflow end."
+)
 NEARLY_NEVER = 0.02  # below this, a metric in `watched_metrics` counts as near zero
 SHORT = 16  # a length limit below this is meant to cut off
 # Of each role: a metric of its completions, its least value, and the message
@@ -113,6 +117,7 @@ class Alarms(TrainerCallback):
         if args.num_generations > 1:
             bounds["no_signal"] = (STEPS, "frac_reward_zero_std", NO_SIGNAL, 1.0, NO_SIGNAL_TEXT)
         steps = min(STEPS, max_steps // 2)
+        bounds["out_of_turns"] = (steps, "episode/out_of_turns", 1.0, 1.0, OUT_OF_TURNS_TEXT)
         for role, (name, (metric, least, text)) in itertools.product(self.roles, OF_COMPLETIONS.items()):
             if name != "cut_off" or args.max_completion_length >= SHORT:
                 place = f"agents/{role}/completions/{metric}"

@@ -20,16 +20,27 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
-from trl_multiagent.environments.base import item_id
-from trl_multiagent.folders import LOG_FILE, RUN_FILE, read_json, write_json, write_text
+from trl_multiagent.environments.base import Environment, item_id
+from trl_multiagent.folders import LOG_FILE, RUN_FILE, TEAM_FILE, read_json, write_json, write_text
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
+from trl_multiagent.report.alarms import Alarms
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import Row, choose_trees, masked, read_run, run_page, trees_of, without_secrets
-from trl_multiagent.report.trace_files import TRACE_FOLDER, TraceFiles, remove_after, trace_files
+from trl_multiagent.report.run_page import (
+    Row,
+    choose_trees,
+    masked,
+    read_run,
+    run_page,
+    same_item,
+    trees_of,
+    without_secrets,
+)
+from trl_multiagent.report.terminal import ShowCompletions, before_and_after, show_one_bar
+from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, TraceFiles, remove_after, trace_files
 from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
@@ -63,7 +74,7 @@ class RunReport(RolloutCallback):
 
     def __init__(self, algorithm: str, describe: Callable[[], Mapping[str, Any]]):
         self.algorithm, self.describe = algorithm, describe
-        self.is_running = False
+        self.has_begun = self.is_running = False
         self.next_refresh = 0.0
         self.next_kept = 0  # trees are kept at this step next
         # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
@@ -71,6 +82,9 @@ class RunReport(RolloutCallback):
         self.latest: list[TraceRow] = []
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0 and not self.has_begun:
+            check_unused(Path(args.output_dir))
+        self.has_begun = True
         self.is_running = state.is_world_process_zero
         if not self.is_running:
             return
@@ -115,6 +129,13 @@ class RunReport(RolloutCallback):
             write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
             self.refresh(args, state, now=True)
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir)
+        if state.is_world_process_zero and (folder / REPORT_FILE).is_file():
+            with harmless(folder):
+                print(*before_and_after(same_item(chosen_trees(folder))), sep="\n")
+            print(f"Report           {folder / REPORT_FILE}", flush=True)
+
     def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
         """Writes the page, unless it was written a short time ago."""
         start = time.monotonic()
@@ -124,6 +145,15 @@ class RunReport(RolloutCallback):
             write_page(run_report(folder, state.log_history), folder / REPORT_FILE)
         end = time.monotonic()
         self.next_refresh = end + max(SECONDS_BETWEEN, (end - start) / SHARE_OF_TIME)
+
+
+def check_unused(folder: Path) -> None:
+    """Raises a `ValueError` if a folder has the team of an earlier run, which another run would replace."""
+    if (folder / TEAM_FILE).is_file():
+        raise ValueError(
+            f"{folder} has the team and the report of an earlier run, which this one would replace: choose another "
+            "`output_dir`, remove that folder, or set `resume_from_checkpoint` to go on."
+        )
 
 
 @contextlib.contextmanager
@@ -157,6 +187,23 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
             batch = trees_of(rows[rows["step"] == step].to_dict("records"))
             trees += [tree for _, tree in choose_trees(batch, 3, step)]
     return trees
+
+
+def watchers(environment: Environment, args: Any) -> list[TrainerCallback]:
+    """Returns the callbacks that raise alarms, and that write and show rollouts if the arguments ask for it."""
+    callbacks: list[TrainerCallback] = [Alarms(environment.roles, environment.unwrapped.watched_metrics)]
+    if args.trace_steps is not None:
+        callbacks.append(Trace(args))
+    if args.log_completions:
+        callbacks.append(ShowCompletions())
+    return callbacks
+
+
+def report_run(trainer: Any) -> None:
+    """Adds the callbacks that show and report the training of a team."""
+    watched = () if trainer.environment is None else trainer.environment.unwrapped.watched_metrics
+    show_one_bar(trainer, watched)  # first, so that it has ended when the report shows what was learnt
+    trainer.add_callback(RunReport(trainer._name, functools.partial(team_facts, trainer)))
 
 
 def team_facts(trainer: Any) -> dict[str, Any]:

@@ -3,26 +3,27 @@
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
 from transformers import ProgressCallback, Trainer, TrainerCallback, TrainerState
 from trl.trainer.utils import print_prompt_completions_sample
 
-from trl_multiagent.console import printable
+from trl_multiagent.console import one_line, printable
 from trl_multiagent.rollout.trace import TraceRow, roles_of
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
 
 
 NUM_PRINTED = 3  # joint actions
+MAX_SHOWN = 100  # characters of an answer before or after the training
 # The metrics that the bar shows if they are logged, and their names in the bar
 SHOWN = {
     "reward": "reward",
     "return": "return",
     "turn_1/test_pass_rate": "tests passed",
     "turn_1/passed": "solved",
-    "eval_reward": "eval reward",
+    "eval_return": "held-out return",
     "rewards/accuracies": "accuracy",
     "accuracy": "accuracy",  # of a reward model
 }
@@ -60,12 +61,50 @@ def print_completions(rows: list[TraceRow], number: int | None) -> None:
         )
 
 
-class RewardProgressCallback(ProgressCallback):
-    """Shows the latest reward, return and pass rate in the progress bar. `names`: what is shown, by metric."""
+def before_and_after(trees: Sequence[Sequence[TraceRow]]) -> list[str]:
+    """
+    Returns what a typical joint answer was in the first and in the last of these trees, line by line, as the report
+    shows it.
+    """
+    lines = []
+    for tree in trees:
+        branch = typical_branch(tree)
+        lines += ["", f"Step {branch[0]['step']}, return {branch[0]['return']:.2f}:"]
+        for row in branch:
+            said = {role: row[f"completion/{role}"] for role in roles_of(branch)}
+            lines += [f"  {role:<10} {one_line(text)[:MAX_SHOWN]}" for role, text in said.items() if text is not None]
+    return [*lines, ""] if lines else []
 
-    def __init__(self, names: Mapping[str, str]):
+
+def typical_branch(tree: Sequence[TraceRow]) -> list[TraceRow]:
+    """Returns the joint action of middling return with which a tree begins, and those that follow it."""
+    branch: list[TraceRow] = []
+    rows = [row for row in tree if row["turn"] == 1]
+    while rows:
+        last = sorted(rows, key=lambda row: row["return"])[len(rows) // 2]
+        branch.append(last)
+        child, episode = f"{last['node'].rstrip('/')}/{last['action']}", last.get("episode")
+        rows = [row for row in tree if row["node"] == child and row.get("episode") == episode]
+    return branch
+
+
+def shown_values(logs: Mapping[str, float], watched: Collection[str]) -> dict[str, str]:
+    """
+    Returns the numbers of a log that are shown, by their names there. `watched`: the metrics that the task watches;
+    without them, all metrics of its episodes are shown.
+    """
+    names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+    if not watched:
+        names |= {name: name.removeprefix("episode/") for name in logs if name.startswith("episode/")}
+    return {shown: f"{logs[name]:.2f}" for name, shown in names.items() if name in logs}
+
+
+class RewardProgressCallback(ProgressCallback):
+    """Shows the latest reward, return and pass rate in the progress bar. `watched`: see [`shown_values`]."""
+
+    def __init__(self, watched: Collection[str]):
         super().__init__()
-        self.names, self.latest = names, dict[str, str]()
+        self.watched, self.latest = watched, dict[str, str]()
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         super().on_train_begin(*args, **kwargs)
@@ -73,7 +112,7 @@ class RewardProgressCallback(ProgressCallback):
             self.training_bar.set_description("Training")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        self.latest |= {shown: f"{logs[name]:.2f}" for name, shown in self.names.items() if name in logs}
+        self.latest |= shown_values(logs, self.watched)
         if self.training_bar is not None:
             self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
 
@@ -81,20 +120,20 @@ class RewardProgressCallback(ProgressCallback):
 class RewardLines(TrainerCallback):
     """Prints the same in a line per log. All other metrics are in the log of the run."""
 
-    def __init__(self, names: Mapping[str, str]):
-        self.names = names
+    def __init__(self, watched: Collection[str]):
+        self.watched = watched
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
-        found = [f"{shown} {logs[name]:.2f}" for name, shown in self.names.items() if name in logs]
+        found = shown_values(logs, self.watched)
         if found and state.is_world_process_zero:
-            print(f"step {state.global_step} of {state.max_steps}: {', '.join(found)}", flush=True)
+            text = ", ".join(map(" ".join, found.items()))
+            print(f"step {state.global_step} of {state.max_steps}: {text}", flush=True)
 
 
-def show_one_bar(trainer: Trainer, watched: Sequence[str] = ()) -> None:
+def show_one_bar(trainer: Trainer, watched: Collection[str] = ()) -> None:
     """
     Replaces the dictionaries that a trainer prints at every log, unless `disable_tqdm` is set or in a notebook: by a
-    progress bar, or, if there is no terminal, by a line. `watched`: metrics that are shown besides the reward.
+    progress bar, or, if there is no terminal, by a line. `watched`: see [`shown_values`].
     """
     if trainer.pop_callback(ProgressCallback) is not None:
-        names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
-        trainer.add_callback((RewardProgressCallback if sys.stderr.isatty() else RewardLines)(names))
+        trainer.add_callback((RewardProgressCallback if sys.stderr.isatty() else RewardLines)(watched))

@@ -40,9 +40,8 @@ from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
 from trl_multiagent.rollout.sampler import tokenize_prompts
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_layers, settings_of
-from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.runs.run import end_on_wrong_input
+from trl_multiagent.settings.derive import Settings
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
 from trl_multiagent.team.files import TeamFile, find_sources, load_tokenizer
@@ -191,32 +190,18 @@ LEAST_ROOM = 1.2  # of an engine, over its weights: for activations and a cache
 MEASURED_ITEMS = 64  # the first prompts of at most this many items are measured
 
 
-def print_memory_plan(
-    tasks: Mapping[str, str], argv: Sequence[str], prog: str, stage: int, processes: int, gpu: str
-) -> None:
+def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) -> None:
     """
     Prints the plan of a run with its memory. Wrong settings end the program.
 
     Args:
-        tasks (`Mapping[str, str]`): The named tasks.
-        argv (`Sequence[str]`): The arguments of a training, with `--config`. The file has a section for the algorithm.
-        prog (`str`): Name of the program in messages.
+        settings ([`~settings.derive.Settings`]): The settings of the run, see [`~runs.run.read_plan`].
         stage (`int`): The stage of ZeRO, 0 without DeepSpeed.
         processes (`int`): Number of GPUs.
         gpu (`str`): A key of `GPUS`.
     """
-    with end_on_wrong_input(prog):
-        arguments, rest = make_parser("magrpo", prog).parse_known_args(argv)
-        written = read_layers("magrpo", arguments, [])[0]
-        algorithm = next((name for name in written if name in ALGORITHMS), "magrpo")
-        if ALGORITHMS[algorithm].run != ROLLOUTS:
-            raise ConfigError(
-                f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run."
-            )
-        settings = settings_of(algorithm, tasks, read_layers(algorithm, arguments, rest), prog, arguments.config)
-        settings.dry_run = True
     run = prepare_training(settings)
-    with end_on_wrong_input(prog):
+    with end_on_wrong_input(run.prog):
         environment = run.make_environment()
         datasets = run.load_datasets()
         lines = rollout_lines(run, environment.roles, environment, datasets)

@@ -31,10 +31,11 @@ from trl_multiagent.folders import locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import differences
 from trl_multiagent.models.pretrained import quiet_loading
+from trl_multiagent.report.run_report import check_unused
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.runs.run import check_folder, end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_repo_id, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
@@ -247,15 +248,6 @@ def prepare_training(settings: Settings) -> PreparedRun:
     return run
 
 
-def check_folder(setting: str, folder: Path) -> None:
-    """Raises `ConfigError` if the folder that a setting names is a file, is inside a file, or cannot be written to."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not existing.is_dir():
-        raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is a file or a broken link.")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{setting} names the folder '{folder}', but there is no permission to write to {existing}.")
-
-
 def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     """
     Chooses the folder of the run, the same on all processes, and the checkpoint to resume from. Raises `ConfigError`
@@ -271,6 +263,9 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
         return output_dir or str(Path(resume).parent), resume
     if resume and output_dir is None and name is None:
         raise ConfigError(NO_FOLDER)
+    with config_errors():
+        if not resume:
+            check_unused(Path(folder))
     last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
     if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")

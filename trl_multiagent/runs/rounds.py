@@ -67,6 +67,7 @@ from trl_multiagent.settings.derive import Settings, argument_errors, by_path, c
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
+from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 
@@ -225,7 +226,7 @@ def evaluate(now: Round) -> None:
 def save(now: Round) -> None:
     """Saves the team for the next round. The last team is the result of the run, which may be pushed."""
     run = now.run
-    with writing_team(run, now.number + 1) as path:
+    with writing_team(run, now.number + 1) as path, temporarily_set(now.trainer, _saving=True):  # no final folder
         now.trainer.save_model(path, _internal_call=True)
     if now.number == run.num_rounds - 1:
         args = now.trainer.args  # of the card and the upload; a copy of arguments has no token

@@ -5,8 +5,10 @@ after the command line is read, so that help is quick.
 
 import argparse
 import contextlib
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
 from trl_multiagent.environments.yaml_task import task_of
 from trl_multiagent.folders import is_machine_fault
-from trl_multiagent.settings.algorithms import ALGORITHMS, COLLECTION, import_class
+from trl_multiagent.settings.algorithms import ALGORITHMS, COLLECTION, ROLLOUTS, import_class
 from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import (
     RECIPES,
@@ -150,6 +152,23 @@ def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence
         sys.exit(0)
     settings = settings_of(algorithm, task, layers, prog, arguments.config)
     settings.dry_run = arguments.dry_run
+    if "output_dir" in settings.arguments:
+        check_folder(f"`{algorithm}.output_dir`", Path(settings.arguments["output_dir"]))
+    return settings
+
+
+def read_plan(tasks: Mapping[str, str], argv: Sequence[str], prog: str) -> Settings:
+    """
+    Reads and checks the settings of a plan. `argv`: the arguments of a training, with `--config`. The file has a
+    section for the algorithm.
+    """
+    arguments, rest = make_parser("magrpo", prog).parse_known_args(argv)
+    written = read_layers("magrpo", arguments, [])[0]
+    algorithm = next((name for name in written if name in ALGORITHMS), "magrpo")
+    if ALGORITHMS[algorithm].run != ROLLOUTS:
+        raise ConfigError(f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run.")
+    settings = settings_of(algorithm, tasks, read_layers(algorithm, arguments, rest), prog, arguments.config)
+    settings.dry_run = True
     return settings
 
 
@@ -198,6 +217,19 @@ def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], conf
             f"`task` names {name!r}, which is of type {type_name}, neither a `trl_multiagent.Task` nor an environment."
         )
     return task
+
+
+def check_folder(setting: str, folder: Path) -> None:
+    """Raises `ConfigError` if the folder that a setting names is a file, is inside a file, or cannot be written to."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    if not existing.is_dir():
+        raise ConfigError(f"{setting} names the folder '{folder}', but {existing} is a file or a broken link.")
+    try:
+        with tempfile.TemporaryDirectory(dir=existing):
+            pass
+    except OSError as error:  # a file system such as /proc has no permissions that tell it
+        problem = f"nothing can be written to {existing} ({error.strerror})"
+        raise ConfigError(f"{setting} names the folder '{folder}', but {problem}.") from error
 
 
 # The command line

@@ -15,7 +15,6 @@ from trl_multiagent.hub import rename_card
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.signals import end_on_signal, ending_later
 from trl_multiagent.models.pretrained import hub_id
-from trl_multiagent.report.html import REPORT_FILE
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
@@ -86,9 +85,6 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     with ending_later():  # so that a complete training is also saved
         trainer.train(resume_from_checkpoint=checkpoint)
         save_results(run, trainer)
-    report = run.run_folder / REPORT_FILE
-    if trainer.is_world_process_zero() and report.is_file():
-        print(f"Report           {report}", flush=True)
 
 
 def write_settings(run: PreparedRun) -> None:
@@ -108,8 +104,6 @@ def save_results(run: PreparedRun, trainer: Trainer) -> None:
     with fail_together(trainer.accelerator), writing("The team is saved; its card", run.run_folder):
         trainer.create_model_card(dataset_name=dataset_name)
         copy_run_files(run, trainer)
-    if trainer.is_world_process_zero():
-        print(f"Saved team       {run.team_folder}", flush=True)
     if run.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
         trainer.push_to_hub(dataset_name=dataset_name)
 

@@ -160,8 +160,8 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         facts = {"environment": "", "agents": {"model": hub_id(self.model.config._name_or_path) or ""}}
         rows = describe_dataset(self.train_dataset)
         self.add_callback(CheckpointCallback(self))
-        self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
         show_one_bar(self)
+        self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
 
     # Data
 

@@ -5,7 +5,7 @@
 const SECTIONS = {
   "Reward": /^(reward|return|reward_mean|expected_return|final_turn\/reward|rewards\/.*)$/,
   "Solved": /^(passed|passed_hidden|test_pass_rate|tests_passed|.*accurac(y|ies))$/,
-  "Parts of the reward": /(?!)/, "Agents": /(?!)/,
+  "Episodes": /(?!)/, "Parts of the reward": /(?!)/, "Agents": /(?!)/,
   "Training": /^((.*_)?loss|lr|learning_rate|grad_norm|epoch|beta|entropy|kl|.*_(std|accuracy)|log(it|p)s\/.*)$/,
   "Time and tokens": /^(seconds of a step|step_time|env_step|.*tokens)$/,
   "Scoring and sandbox": /^reward\/.*$/,
@@ -43,7 +43,8 @@ function placeOf(name, names) {
     rest = endings[0] || name.slice(5);
     line = [`evaluation ${name.slice(5, name.length - rest.length).replace(/_$/, "")}`.trim()];
   }
-  const match = rest.match(/^(?:turn_(\d+)|(agents|critics)\/([^/]+)|(time))\/(.+)$/);
+  const match = rest.match(/^(?:turn_(\d+)|(agents|critics)\/([^/]+)|(time))\/(.+)$/), ofEpisode = rest.match(/^episode\/(.+)$/);
+  if (ofEpisode) return {section: "Episodes", title: ofEpisode[1].replaceAll("_", " "), line: line.join(", ") || "training"};
   if (match) {
     const [, turn, kind, role, time, end] = match;
     if (!turn) section = "Agents";

@@ -106,11 +106,13 @@ def rollout_totals(
     scoring: dict[str, float],
     training: bool,
     logged: dict[str, list[float]] | None = None,
+    num_turns: int = 2,
 ) -> RolloutTotals:
     """
     Computes the metrics of the trees of one process, given by the nodes of each turn. `end_tokens`: for each role, the
     tokens that end a completion. `scoring`: the environment's metrics of scoring. `training`: whether to include the
-    metrics of groups and of early termination. `logged`: numbers that reward functions logged, by name.
+    metrics of groups and of early termination. `logged`: numbers that reward functions logged, by name. `num_turns`:
+    the most turns of an episode; those of one turn have no metrics of episodes.
 
     Raises:
         TaskError: A reward function logged a metric under a name that the trainer uses.
@@ -119,6 +121,12 @@ def rollout_totals(
     for turn, nodes in enumerate(turns, start=1):
         for node in nodes:
             add_rewards(values, turn, node)
+            for action in last_actions(node) if num_turns > 1 else ():
+                metrics = {"length": float(turn)}
+                for past in (*node.history, node.turn(action)):
+                    metrics |= past.outcome.metrics
+                for name, value in metrics.items():  # the last that the episode has
+                    values[f"episode/{name}"].append(value)
             if training:
                 values[f"turn_{turn}/early_terminated"].append(float(node.ended_early))
             for outcome in node.outcomes:
@@ -163,13 +171,18 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
     values[f"turn_{turn}/expected_return"] += returns
     if turn == 1:
         values["return"] += returns
-    values["final_turn/reward"] += known([node.rewards[j] for j in node.ended]) if node.children else rewards
+    values["final_turn/reward"] += known([node.rewards[j] for j in last_actions(node)])
     for role, own in node.role_returns.items():
         values[f"agents/{role}/reward"] += known(node.rewards_of(role))
         if turn == 1:
             values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():
         values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
+
+
+def last_actions(node: Node) -> Sequence[int]:
+    """Returns the joint actions of a node with which an episode ends."""
+    return node.ended if node.children else range(len(node.rewards))
 
 
 def are_equal(group: Sequence[Node]) -> bool:
@@ -294,7 +307,7 @@ def add_task_metrics(
     with fail_together(trainer.accelerator):
         scoring = scoring_metrics(trainer.environment)
         end_tokens = {role: team.end_tokens(role) for role in team.roles}
-        own = rollout_totals(turns, end_tokens, scoring, training=mode == "train", logged=reported)
+        own = rollout_totals(turns, end_tokens, scoring, mode == "train", reported, trainer.args.num_turns)
     totals = shown = sum(gather_object([own]), RolloutTotals())
     for name, value in totals.sums.items():
         if name.startswith("reward/"):

@@ -104,12 +104,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             )
         self._expert_loads = {}
         reference = self._make_reference() if args.beta != 0.0 else None
-        from trl_multiagent.report.alarms import Alarms
-        from trl_multiagent.report.terminal import ShowCompletions
-        from trl_multiagent.report.trace_files import Trace
+        from trl_multiagent.report.run_report import watchers
 
-        alarms = Alarms(team.roles, environment.unwrapped.watched_metrics)
-        traces = [Trace(args)] if args.trace_steps is not None else []
         self._init_grpo(
             args,
             model=team,
@@ -117,14 +113,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=team.tokenizers[team.roles[0]],
-            callbacks=[alarms, *traces, *(callbacks or [])],
+            callbacks=[*watchers(environment, args), *(callbacks or [])],
             optimizers=optimizers,
         )
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
-        if args.log_completions:
-            self.add_callback(ShowCompletions())
         self.generator = self._make_generator()
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)

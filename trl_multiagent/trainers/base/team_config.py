@@ -39,6 +39,12 @@ class CommonConfig(Base):
     """
     Checks the arguments that all trainers have. This class precedes the configuration class of a TRL trainer in the
     bases.
+
+    Parameters:
+        logging_steps (`float`, *optional*, defaults to `0.01`): Optimizer steps between log entries; below 1, as a
+            share of all steps. The default logs up to 100 times: each step of a training of up to 100.
+        eval_steps (`float`, *optional*, defaults to `10`): Optimizer steps between evaluations with
+            `eval_strategy="steps"`; below 1, as a share of all steps.
     """
 
     # Arguments of TRL and transformers that must keep their defaults
@@ -48,6 +54,9 @@ class CommonConfig(Base):
             label_smoothing_factor remove_unused_columns chat_template_path
         """.split(),
     )
+
+    logging_steps: float = setting(default=0.01, ge=0)
+    eval_steps: float | None = setting(default=10, ge=0)
 
     def __post_init__(self) -> None:
         if self.deepspeed is not None and not is_deepspeed_available():
@@ -160,16 +169,10 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
                 "process. Leave it false."
             )
-        self._check_devices()
+        if self.devices is not None:
+            from trl_multiagent.trainers.base.devices import check_devices
 
-    def _check_devices(self) -> None:
-        if self.devices is None:
-            return
-        if self.world_size > 1 or self.deepspeed_plugin is not None:
-            raise ValueError("`devices` is for one process without DeepSpeed: leave it out, or start one process.")
-        available = torch.accelerator.device_count() if self.device.type != "cpu" else max(self.devices.values()) + 1
-        if max(self.devices.values()) >= available:
-            raise ValueError(f"`devices` is {self.devices}, but this machine has the GPUs 0 to {available - 1}.")
+            check_devices(self)
 
     def steps_per_epoch(self, num_rows: int) -> int:
         """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""

@@ -1,7 +1,6 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -148,7 +147,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
         Checks and applies the arguments about the agents. A subclass calls this before it initializes the TRL trainer.
         """
         check_agent_settings(team, args)
-        check_devices(team, args)
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
                 "The team has the critics of an earlier trainer, which this one does not train. Save the team, "
@@ -161,7 +159,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
         # Trainer writes this into the configuration of the active agent, which is saved
         args.use_cache = getattr(team.config, "use_cache", False)
         if args.devices is not None:
-            team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
+            from trl_multiagent.trainers.base.devices import place
+
+            place(team, args)
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
         for role in team.trained_roles:
@@ -208,11 +208,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 "`EarlyStoppingCallback` needs `eval_strategy` and a `metric_for_best_model` like 'reward'."
             )
         self.add_callback(CheckpointCallback(self))
-        from trl_multiagent.report.run_report import RunReport, team_facts
-        from trl_multiagent.report.terminal import show_one_bar
+        from trl_multiagent.report.run_report import report_run
 
-        self.add_callback(RunReport(self._name, functools.partial(team_facts, self)))
-        show_one_bar(self, [] if self.environment is None else list(self.environment.unwrapped.watched_metrics))
+        report_run(self)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         # Trainer applies these kernels to a single model. The agents have them already
@@ -428,6 +426,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
         with writing("The team", folder):
             self.team.save_pretrained(folder, state_dict)
             torch.save(self.args, folder / "training_args.bin")
+        if not self._saving:
+            print(f"Saved team       {folder}", flush=True)
 
     def _load_from_checkpoint(self, folder: str, *args: Any) -> None:
         self.team.load_weights(folder)
@@ -594,19 +594,6 @@ def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
         raise ValueError(
             "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. Set "
             "one `learning_rate` instead."
-        )
-
-
-def check_devices(team: AgentTeam, args: TeamConfig) -> None:
-    """Checks that every agent of the team can have a device of its own."""
-    if args.devices is None:
-        return
-    if set(args.devices) != set(team.roles):
-        raise ValueError(f"`devices` has the roles {list(args.devices)}; it must have the team's: {list(team.roles)}.")
-    if team.form != "full" or args.critic_names(team.trained_roles):
-        raise ValueError(
-            "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared "
-            "weights and actor-critic methods."
         )
 
 
