@@ -17,7 +17,7 @@ from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page
 from trl_multiagent.report.trace_files import TraceFiles, read_trace
 
 from pages import read_page, write_run
-from tiny import SAVED, Workflow, tiny_environment, tiny_team, tiny_trainer
+from tiny import SAVED, Workflow, tiny_environment, tiny_items, tiny_team, tiny_trainer
 
 
 pytestmark = pytest.mark.usefixtures("reports")
@@ -53,6 +53,7 @@ def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tm
     def trainer():
         settings = {"max_steps": 3, "num_turns": 2, "num_generations": 2, "items_per_device": 4, "save_steps": 3}
         settings |= {"save_strategy": "steps", "disable_tqdm": False, "logging_steps": MAGRPOConfig.logging_steps}
+        settings |= {"eval_on_start": True, "eval_strategy": "epoch", "eval_dataset": tiny_items(3)}
         return tiny_trainer(tmp_path / "run", tiny_team(("aux",)), game, **settings)
 
     first = trainer()
@@ -63,7 +64,7 @@ def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tm
     assert all(1 <= log["episode/rounds"] == log["episode/length"] <= 2 for log in logs)
     lines = capsys.readouterr().out.splitlines()
     assert any(f", rounds {logs[-1]['episode/rounds']:.2f}" in line for line in lines)
-    assert [line.partition(",")[0] for line in lines if line.startswith("Step ")] == ["Step 1", "Step 3"]
+    assert [line.partition(",")[0] for line in lines if line.startswith("Step ")] == ["Step 0", "Step 3"]
     assert lines[-2:] == [f"Report           {tmp_path}/run/report.html", f"Saved team       {tmp_path}/run"]
     assert "episode/rounds" in read_page(tmp_path / "run" / "report.html")["metrics"]
     with pytest.raises(ValueError, match=r"the team and the report of an earlier run, .* choose another `output_dir`"):

@@ -351,12 +351,16 @@ try:
 except SystemExit:
     print([name for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate") if name in sys.modules])
 """
-    training, commands = ["train", "magrpo", "--config", "magrpo_he"], {}
-    for override in ("magrpo.num_turn=2", "magrpo.num_generations=few", "peft.r=-1", "grpo.num_turns=2"):
-        commands[override.partition("=")[0]] = [*training, "--override", override]
-    commands["nothing can be written to /proc"] = [*training, "--output_dir", "/proc/x"]
-    commands["did you mean `magrpo.learning_rate`?"] = ["plan", "--config", "magrpo_he", "--override", "magrpo.lr=3"]
-    commands["'nope' is no folder of a run that tells the task"] = ["evaluate", "nope"]
+    training = ["train", "magrpo", "--config", "magrpo_he"]
+    commands = {
+        "`magrpo.num_turn` is not a known setting": [*training, "--override", "magrpo.num_turn=2"],
+        "`magrpo.num_generations` is 'few'": [*training, "--override", "magrpo.num_generations=few"],
+        "`peft.r`": [*training, "--override", "peft.r=-1"],
+        "the section `grpo` cannot be used": [*training, "--override", "grpo.num_turns=2"],
+        "nothing can be written to /proc": [*training, "--output_dir", "/proc/x"],
+        "did you mean `magrpo.learning_rate`?": ["plan", "--config", "magrpo_he", "--override", "magrpo.lr=3"],
+        "'nope' is no folder of a run that tells the task": ["evaluate", "nope"],
+    }
     for told, command in commands.items():
         done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
         assert done.stdout == "[]\n" and told in done.stderr, (command, done.stdout, done.stderr)

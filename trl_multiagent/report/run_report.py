@@ -80,6 +80,7 @@ class RunReport(RolloutCallback):
         # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
         self.followed: str | None = None
         self.latest: list[TraceRow] = []
+        self.evaluated: dict[str, list[TraceRow]] = {}  # the latest tree of the first item of each evaluation set
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0 and not self.has_begun:
@@ -98,7 +99,15 @@ class RunReport(RolloutCallback):
             write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
 
     def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
-        if not self.is_running or split != "train" or args.trace_steps is not None:  # a trace has all trees
+        if not self.is_running or args.trace_steps is not None:  # a trace has all trees
+            return
+        if split != "train":
+            if turns[0] and turns[0][0].tree == 0:
+                tree = [row for row in rows() if row["tree"] == 0]
+                if split not in self.evaluated:  # the first is kept at once, and the last at the end
+                    self.keep(args, tree)
+                    tree = []
+                self.evaluated[split] = tree
             return
         step = state.global_step + 1
         follows = self.followed is not None and any(item_id(node.item) == self.followed for node in turns[0])
@@ -107,14 +116,16 @@ class RunReport(RolloutCallback):
         if step < self.next_kept or not rows():
             return
         self.next_kept = step + -(-state.max_steps // KEPT_STEPS)
+        if self.latest and self.latest[0]["step"] < step:
+            self.keep(args, self.latest)
+        kept = [row for _, tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
+        self.followed, self.latest = self.followed or kept[-1]["item"], []
+        self.keep(args, kept)
+
+    def keep(self, args: Any, rows: list[TraceRow]) -> None:
+        """Writes trees that the page shows."""
         with harmless(folder := Path(args.output_dir)):
-            files = TraceFiles(folder / TREES_FOLDER, args.process_index, 1, args.trace_max_files)
-            if self.latest and self.latest[0]["step"] < step:
-                files.rows = self.latest
-                files.flush()
-            files.rows = [row for _, tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
-            self.followed, self.latest = self.followed or files.rows[-1]["item"], []
-            files.flush()
+            TraceFiles(folder / TREES_FOLDER, args.process_index, 1, args.trace_max_files, rows).flush()
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not self.is_running:
@@ -125,6 +136,8 @@ class RunReport(RolloutCallback):
         if "train_runtime" not in log:
             return self.refresh(args, state)
         self.is_running = False  # the last log
+        for tree in self.evaluated.values():
+            self.keep(args, tree)
         with harmless(folder):
             write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
             self.refresh(args, state, now=True)
@@ -133,8 +146,8 @@ class RunReport(RolloutCallback):
         folder = Path(args.output_dir)
         if state.is_world_process_zero and (folder / REPORT_FILE).is_file():
             with harmless(folder):
-                print(*before_and_after(same_item(chosen_trees(folder))), sep="\n")
-            print(f"Report           {folder / REPORT_FILE}", flush=True)
+                learnt = before_and_after(same_item(chosen_trees(folder)))
+                print(*learnt, f"Report           {folder / REPORT_FILE}", sep="\n", flush=True)
 
     def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
         """Writes the page, unless it was written a short time ago."""
