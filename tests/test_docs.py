@@ -47,6 +47,7 @@ def run_example(tiny_model, tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("transformers.trainer.DEFAULT_CALLBACKS", [DefaultFlowCallback, OneStep])
+    monkeypatch.setattr("trl_multiagent.models.packaged.copy_folder", lambda: tmp_path / "no copy of a real model")
 
     def run(code, names=None):
         for name in set(re.findall(r'"((?:Qwen|HuggingFaceTB)/[^"]+)"', code)):

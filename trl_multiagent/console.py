@@ -24,6 +24,8 @@ def quiet_libraries() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
     warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)
+    # transformers from 5.24 on calls it `cache`, which 5.23 does not know
+    warnings.filterwarnings("ignore", "`past_key_values` is deprecated", FutureWarning)
     # `accelerate launch` lists the flags that were left out. Their defaults are right
     logging.getLogger("accelerate.commands.launch").addFilter(
         lambda record: "had defaults used instead" not in str(record.msg)

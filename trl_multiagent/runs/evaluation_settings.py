@@ -184,7 +184,7 @@ def parse_evaluation(
         for text, other in zip(arguments.teams, configs, strict=True):
             if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
                 notes.append(f"the settings come from {config}; the section `dataset` of {text} differs.")
-    if config is None and not (arguments.dataset or arguments.override or arguments.task):
+    if config is None and not (isinstance(task, Task) or arguments.dataset or arguments.override or arguments.task):
         advice = "give the file of a training with --config, or the data with --dataset"
         raise ConfigError(f"{arguments.teams[0]!r} is no folder of a run that tells the task: {advice}.")
     written, given = read_yaml(config), parse_overrides(arguments.override)

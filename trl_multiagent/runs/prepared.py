@@ -263,13 +263,15 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
         return output_dir or str(Path(resume).parent), resume
     if resume and output_dir is None and name is None:
         raise ConfigError(NO_FOLDER)
-    with config_errors():
-        if not resume:
-            check_unused(Path(folder))
     last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
     if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
-    if last is not None and not resume and ALGORITHMS[settings.algorithm].run == ROLLOUTS:
+    starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete
+    starts &= not resume or last is None
+    if starts:
+        with config_errors():
+            check_unused(Path(folder))
+    if starts and last is not None:
         settings.notes.append(
             f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
         )
