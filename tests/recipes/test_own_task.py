@@ -382,7 +382,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     cli.main(["run", *argv, "whole"])
     captured = capsys.readouterr()
     assert "Writing model shards" not in captured.err and "Loading weights" not in captured.err
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr("trl_multiagent.runs.training.save_results", interrupted)
         cli.main(["run", *argv, "killed"])
     assert not Path("killed/team.json").exists()
