@@ -19,7 +19,7 @@ from trl_multiagent.evaluation.players import LoadedTeam, PipelineSampler, Polic
 from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import digest_of_rows
-from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
+from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import (
     Completions,
@@ -33,6 +33,7 @@ from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, pla
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
+PART = "items_{1.start:06d}_to_{1.stop:06d}.jsonl"  # the episodes of a batch
 
 
 def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> dict[str, Any]:
@@ -86,8 +87,7 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts in the order of the
     items in the main process, and an empty list in the others.
 
-    Items are played in batches that do not depend on the number of processes, each by one process. A batch that was
-    interrupted is played again as a whole. Raises `ValueError` if the roles do not match, or the folder holds the
+    Raises `ValueError` if the roles do not match, or the folder holds the
     transcripts of another evaluation.
     """
     with fail_together(accelerator):
@@ -101,10 +101,11 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     stage = Stage(folder, "evaluation", settings, accelerator)
     with stage.open():
         with fail_together(accelerator):
+            batches = Chunks(stage, len(dataset), config.items_per_batch, PART)
             if not stage.has(TRANSCRIPTS):
-                _play_batches(policy, loaded, dataset, config, accelerator, stage)
+                _play_batches(policy, loaded, dataset, config, batches)
         with fail_together(accelerator):
-            return _join_batches(stage, len(dataset), config) if accelerator.is_main_process else []
+            return _join_batches(batches, config) if accelerator.is_main_process else []
 
 
 def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
@@ -118,44 +119,32 @@ def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config
 
 
 def _play_batches(
-    policy: Policy,
-    loaded: LoadedTeam,
-    dataset: Dataset,
-    config: EvaluationConfig,
-    accelerator: Accelerator,
-    stage: Stage,
+    policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig, batches: Chunks
 ) -> None:
-    """Plays the missing batches of this process, and writes each of them."""
-    own = chunks_of(len(dataset), config.items_per_batch)[accelerator.process_index :: accelerator.num_processes]
-    missing = [batch for batch in own if not stage.has(part_of(batch))]
+    """Plays the missing batches of this process."""
     generator = EpisodeGenerator(policy, loaded.team, config)
     asked = (loaded.team, generator, config.use_chat_template, config.history_options)
     sampler = PipelineSampler(policy.environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
-    sampler.check_items([dataset[k] for batch in missing for k in batch], policy.environment)
+    sampler.check_items([dataset[k] for batch in batches.missing() for k in batches.items[batch]], policy.environment)
     names = item_ids(dataset)
-    silent = config.disable_tqdm or not accelerator.is_main_process
-    with progress_bar(f"Evaluating {policy.name}", own, missing, silent) as bar:
-        for batch in missing:
-            stage.save(part_of(batch), play_batch(policy, sampler, generator, dataset, batch, names, config))
-            bar.update(len(batch))
+
+    def play(number: int) -> Records:
+        return play_batch(policy, sampler, generator, dataset, batches.items[number], names, config)
+
+    batches.play(f"Evaluating {policy.name}", play, config.disable_tqdm)
 
 
-def part_of(batch: range) -> str:
-    """Returns the name of the file with the episodes of a batch."""
-    return f"items_{batch.start:06d}_to_{batch.stop:06d}.jsonl"
-
-
-def _join_batches(stage: Stage, num_items: int, config: EvaluationConfig) -> Records:
+def _join_batches(batches: Chunks, config: EvaluationConfig) -> Records:
     """
     Joins the files of all batches into one, and returns the episodes by item. Raises `ValueError` if some are missing.
     """
+    stage = batches.stage
     if not stage.has(TRANSCRIPTS):
-        batches = chunks_of(num_items, config.items_per_batch)
-        stage.save(TRANSCRIPTS, [record for batch in batches for record in stage.read(part_of(batch))])
+        stage.save(TRANSCRIPTS, batches.read())
     for path in stage.folder.glob("items_*.jsonl"):
         path.unlink()
     records = stage.read(TRANSCRIPTS)
-    if len(records) != num_items * config.num_episodes:
+    if len(records) != sum(map(len, batches.items)) * config.num_episodes:
         raise ValueError(f"{stage.folder / TRANSCRIPTS} is damaged: it lacks episodes. Remove it, and start again.")
     return records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,15 +111,40 @@ class Stage:
                 write_json(self.folder / part, value)
 
 
-def progress_bar(text: str, own: Sequence[range], missing: Sequence[range], disable: bool) -> tqdm:
+class Chunks:
     """
-    Creates a progress bar over the items in the parts of this process. It starts at the number of items that are not
-    `missing`.
+    The items of a stage, played in chunks that do not depend on the number of processes, each by one process. A chunk
+    that was interrupted is played again as a whole.
+
+    Args:
+        stage ([`Stage`]): Holds a part per chunk.
+        num_items (`int`): Number of items.
+        size (`int`): Most items of a chunk.
+        part (`str`): Template of the names of the parts, of the chunk's number and its items.
     """
-    total, left = sum(map(len, own)), sum(map(len, missing))
-    return tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=disable)
 
+    def __init__(self, stage: Stage, num_items: int, size: int, part: str):
+        self.stage, self.part = stage, part
+        self.items = [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
+        self.own = range(stage.state.process_index, len(self.items), stage.state.num_processes)
 
-def chunks_of(num_items: int, size: int) -> list[range]:
-    """Returns the positions of the items in each chunk."""
-    return [range(k, min(k + size, num_items)) for k in range(0, num_items, size)]
+    def part_of(self, chunk: int) -> str:
+        return self.part.format(chunk, self.items[chunk])
+
+    def missing(self) -> list[int]:
+        """Returns the chunks that this process has to play."""
+        return [chunk for chunk in self.own if not self.stage.has(self.part_of(chunk))]
+
+    def play(self, text: str, play: Callable[[int], list[dict[str, Any]]], silent: bool) -> None:
+        """Plays the missing chunks of this process, and saves the records of each. `text`: of the progress bar."""
+        missing = self.missing()
+        total, left = (sum(len(self.items[chunk]) for chunk in chunks) for chunks in (self.own, missing))
+        silent = silent or not self.stage.state.is_main_process
+        with tqdm(desc=text, unit=" items", total=total, initial=total - left, disable=silent) as bar:
+            for chunk in missing:
+                self.stage.save(self.part_of(chunk), play(chunk))
+                bar.update(len(self.items[chunk]))
+
+    def read(self) -> list[dict[str, Any]]:
+        """Reads the records of all chunks."""
+        return [record for chunk in range(len(self.items)) for record in self.stage.read(self.part_of(chunk))]

@@ -50,7 +50,7 @@ from trl_multiagent.folders import (
 from trl_multiagent.hub import open_repo, push_command_advice, upload_folder
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
-from trl_multiagent.jobs.stage import Stage, chunks_of, progress_bar
+from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.limits import check_dataset
 from trl_multiagent.models.chat_markers import marker_pattern
 from trl_multiagent.models.reasoning import template_kwargs
@@ -192,9 +192,9 @@ class _Collection:
 
     def __post_init__(self) -> None:
         self.folder = Path(self.config.output_dir)
-        self.chunks = chunks_of(len(self.dataset), self.config.items_per_chunk)
         self.item_ids = item_ids(self.dataset)
         self.stage = Stage(self.folder, "collection", self._describe(), self.state)
+        self.chunks = Chunks(self.stage, len(self.dataset), self.config.items_per_chunk, CHUNK_FILE)
 
     def _describe(self) -> dict[str, Any]:
         """Returns the settings that must be the same when the collection is resumed."""
@@ -226,30 +226,18 @@ class _Collection:
 
     def sample_chunks(self) -> None:
         """Samples, scores and writes the missing chunks of this process."""
-        config, index, count = self.config, self.state.process_index, self.state.num_processes
+        config, chunks, missing = self.config, self.chunks, self.chunks.missing()
         (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
-        own = range(index, len(self.chunks), count)
-        missing = [number for number in own if not self.stage.has(CHUNK_FILE.format(number))]
-        path = self.folder / STATE_FILE.format(missing[0] - count if missing else -1)
+        path = self.folder / STATE_FILE.format(missing[0] - self.state.num_processes if missing else -1)
         if path.is_file():
             self.environment.load_state_dict(torch.load(path, weights_only=True))
-        sampler = team_sampler(self.team, self.config, f"{self.config.seed}/{self.round}/team")
-        sampler.check_items([self.dataset[k] for number in missing for k in self.chunks[number]], self.environment)
-        parts, left = ([self.chunks[number] for number in numbers] for numbers in (own, missing))
-        silent = config.disable_tqdm or not self.state.is_main_process
-        with progress_bar("Collecting preferences", parts, left, silent) as bar:
-            for number in missing:
-                lines = self.sample_chunk(number, sampler)
-                state = self.environment.state_dict()
-                if state:
-                    with replacing(self.folder / STATE_FILE.format(number)) as file:
-                        torch.save(state, file)
-                self.stage.save(CHUNK_FILE.format(number), lines)
-                bar.update(len(lines))
+        sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
+        sampler.check_items([self.dataset[k] for number in missing for k in chunks.items[number]], self.environment)
+        chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
 
     def sample_chunk(self, number: int, sampler: Sampler) -> list[Record]:
         """Samples and scores one chunk. Returns one record per item."""
-        chunk, config, comparator = self.chunks[number], self.config, self.comparator
+        chunk, config, comparator = self.chunks.items[number], self.config, self.comparator
 
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
@@ -268,11 +256,16 @@ class _Collection:
             # The comparator has its own random numbers, or a copy of the team would repeat the team's answers
             others = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
             add_answers(records, others, nodes, "comparator", comparator.name)
+        state = self.environment.state_dict()
+        if state:
+            with replacing(self.folder / STATE_FILE.format(number)) as file:
+                torch.save(state, file)
         return records
 
     def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
         """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
-        items = [self.dataset[k] for k in self.chunks[chunk]]
+        numbers = self.chunks.items[chunk]
+        items = [self.dataset[k] for k in numbers]
         with seeded(derive_seed(self.config.seed, self.round, chunk, stream)):
             (nodes,) = grow_trees(
                 items,
@@ -282,7 +275,7 @@ class _Collection:
                 num_turns=1,
                 num_generations=num_candidates,
                 process_reward=self.config.process_reward,
-                numbers=self.chunks[chunk],
+                numbers=numbers,
             )
         if any(node.role_rewards for node in nodes):
             raise ValueError("A preference needs one joint reward, but the environment gives each role its own.")
@@ -307,7 +300,7 @@ class _Collection:
     def write_dataset(self) -> None:
         """Pairs the candidates, and writes the dataset and its card."""
         config, roles = self.config, self.team.roles
-        records = [record for k in range(len(self.chunks)) for record in self.stage.read(CHUNK_FILE.format(k))]
+        records = self.chunks.read()
         pairs = [self.pairs_of(record) for record in records]
         limit, kept, rows = config.preference_pairs_per_sample, [], []
         for record, item_pairs in zip(records, pairs, strict=True):

@@ -31,7 +31,7 @@ from trl_multiagent.folders import COST_FILE, locked, read_json
 from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.jobs.stage import Stage, chunks_of
+from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.evaluation import Mix, Report, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.runs.evaluation_settings import (
@@ -212,8 +212,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
             "or give --dataset, to play all of its rows."
         )
     items = items.select(range(min(len(items), evaluation.settings.sections["dataset"].eval_size or len(items))))
-    smallest = min(map(len, chunks_of(len(items), evaluation.config.items_per_batch)))
-    if evaluation.config.ablate and smallest == 1:
+    if evaluation.config.ablate and (len(items) - 1) % evaluation.config.items_per_batch == 0:
         raise ConfigError(
             "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: "
             "choose another `evaluation.items_per_batch`."
