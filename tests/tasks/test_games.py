@@ -401,7 +401,7 @@ def test_what_is_no_server_of_openenv_is_one_line(schema, monkeypatch):
 
     monkeypatch.setattr(openenv, "check_package", lambda *args: None)
     with Other() as other, Server() as server, pytest.raises(ValueError, match="is no server of OpenEnv") as raised:
-        openenv.Servers([server.url])
+        openenv.ServedEnvironment(openenv.Servers([server.url])).prepare(1)
     assert "\n" not in str(raised.value)
-    with pytest.raises(ValueError, match="is no server of OpenEnv"):
+    with pytest.raises(ValueError, match=r"`openenv\.servers` must be a URL"):
         openenv.Servers(["file:///etc"])

@@ -1,5 +1,6 @@
 """The task `openenv`: environments that servers of OpenEnv run, each episode in a session of its own."""
 
+import asyncio
 import json
 import urllib.request
 from dataclasses import dataclass
@@ -35,30 +36,48 @@ class Servers:
 
     def __post_init__(self) -> None:
         check_package("openenv", "openenv")
-        self.actors, self.actions = tuple(self.roles or ["agent"]), {}
+        self.actors = tuple(self.roles or ["agent"])
         for url in self.servers or ["(none)"]:
-            try:
-                check_url("openenv.servers", url)
+            check_url("openenv.servers", url)
+
+
+class ServedEnvironment(WorkflowEnvironment):
+    """The episodes that the servers of the section `openenv` run."""
+
+    def __init__(self, section: Servers):
+        self.section, self.schemas = section, dict[str, dict]()
+        super().__init__(self.play, section.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
+
+    def prepare(self, num_turns: int) -> None:
+        for url in self.section.servers or ():
+            self.schema_of(url)
+
+    def schema_of(self, url: str) -> dict:
+        """Returns the schema of a server's actions. Raises `UnavailableError` if it gives none."""
+        try:
+            if url not in self.schemas:
                 opener = urllib.request.build_opener(NoRedirects)
-                with opener.open(f"{url}/schema", timeout=self.timeout) as answer:
-                    self.actions[url] = dict(from_json(answer.read(MAX_BODY))["action"])
-            except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-                raise ValueError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error
+                with opener.open(f"{url}/schema", timeout=self.section.timeout) as answer:
+                    self.schemas[url] = dict(from_json(answer.read(MAX_BODY))["action"])
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise UnavailableError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error
+        return self.schemas[url]
 
     async def play(self, item: dict, agents: Agents) -> None:
         """Plays an episode. The server pays each action. Raises `UnavailableError` if it fails."""
         from openenv import GenericEnvClient
         from websockets.exceptions import WebSocketException
 
-        url, schema = [*self.actions.items()][item["seed"] % len(self.actions)]
-        turn = invalid = 0
+        section, servers = self.section, self.section.servers or []
+        url, turn, invalid = servers[item["seed"] % len(servers)], 0, 0
+        schema = await asyncio.to_thread(self.schema_of, url)
         try:
-            async with GenericEnvClient(url, self.timeout, self.timeout) as client:
-                said, read = [("", await rules(client, schema))], dict.fromkeys(self.actors, 0)
-                result = await client.reset(seed=item["seed"], **(self.reset or {}))
+            async with GenericEnvClient(url, section.timeout, section.timeout) as client:
+                said, read = [("", await rules(client, schema))], dict.fromkeys(self.roles, 0)
+                result = await client.reset(seed=item["seed"], **(section.reset or {}))
                 session, seen = client._ws, shown(result.observation)
                 while not result.done:
-                    role, said = self.actors[turn % len(self.actors)], [*said, ("", seen)]
+                    role, said = self.roles[turn % len(self.roles)], [*said, ("", seen)]
                     news = [text for author, text in said[read[role] :] if text and author != role]
                     read[role], turn = len(said), turn + 1
                     answer = await agents[role]("\n".join(news))
@@ -106,8 +125,7 @@ def shown(observation: dict) -> str:
 
 
 def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
-    servers = settings.sections["openenv"]
-    return WorkflowEnvironment(servers.play, servers.actors, live=True, metric_ranges={"invalid_actions": (0.0, 1.0)})
+    return ServedEnvironment(settings.sections["openenv"])
 
 
 SETTINGS = {"dataset": Seeds, "openenv": Servers}
