@@ -21,6 +21,7 @@ TABLES = {
     "engine.launches": "trl_multiagent, lora, 2 agents",
     "engine.packed": "T = 1 ",
     "engine.parts": "sampling, ",
+    "engine.policies": "workflow, tree of 4 turns: ",
     "learning.actor_critic": "demo, ",
     "learning.evaluation": "team minus control",
     "learning.families": "bug_fixing, ",

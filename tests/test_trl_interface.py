@@ -6,6 +6,7 @@ Its trainers extend private methods, which may change in any release. These test
 """
 
 import argparse
+import asyncio
 import inspect
 import re
 
@@ -110,6 +111,7 @@ NAMES = {
     TensorBoardCallback: "_SummaryWriter rewrite_logs tb_writer",
     TrackioCallback: "rewrite_logs",
     WandbCallback: "rewrite_logs",
+    asyncio.tasks: "_fut_waiter",
     Trainer: """
         _globalstep_last_logged _initial_global_step _total_loss_scalar _tr_loss hub_model_id processing_class
         push_in_progress

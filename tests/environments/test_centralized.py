@@ -123,7 +123,6 @@ def test_the_task_gets_the_answers_and_the_prompts_of_its_roles():
     assert [outcome.metrics["missing_blocks"] for outcome in outcomes] == [0, 1]
     assert [outcome.metrics["doubled_blocks"] for outcome in outcomes] == [0, 1]
     assert outcomes[0].extra == {"answer/aux": "a", "answer/main": "b"}
-    assert central.answers(actions[0]) == {"aux": "a", "main": "b"}
     # Reward functions in TRL's form get messages
     spy = role_reward("main", lambda completions, **columns: seen.append(completions) or [0.0])
     central = CentralizedEnvironment(environment(spy))

@@ -2,7 +2,8 @@
 
 import inspect
 
-from trl_multiagent.environments import Environment, EnvironmentWrapper, FunctionEnvironment
+from trl_multiagent.environments import Environment, FunctionEnvironment
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
 def test_a_wrapper_asks_its_task_in_everything():

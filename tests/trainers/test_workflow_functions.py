@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -588,27 +589,99 @@ def test_results_of_every_form(outcome):
     assert node.role_rewards == {"aux": [0.5], "main": [main]}
 
 
-def test_a_part_of_a_gather_may_ask_while_the_agents_answer():
+async def gathered(agents, late):
+    return await asyncio.gather(agents.aux("a"), late())
+
+
+async def grouped(agents, late):
+    async with asyncio.TaskGroup() as group:
+        parts = [group.create_task(asyncio.wait_for(agents.aux("a"), 60)), group.create_task(late())]
+    return [part.result() for part in parts]
+
+
+async def beside(agents, late):
+    part = asyncio.create_task(late())
+    return [await agents.aux("a"), await asyncio.wait_for(part, 60)]
+
+
+async def signalled(agents, late):
+    """A part waits for another one, which waits for a call in a thread."""
+    event, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    async def signal():
+        await asyncio.wait([loop.run_in_executor(None, time.sleep, 0.02)])
+        event.set()
+
+    async def ask():
+        await event.wait()
+        return await late()
+
+    a, b, _ = await asyncio.gather(agents.aux("a"), ask(), asyncio.shield(asyncio.gather(signal())))
+    return [a, b]
+
+
+async def timer():
+    await asyncio.sleep(0.02)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def thread():
+    await asyncio.wait_for(asyncio.to_thread(time.sleep, 0.02), 60)
+
+
+async def program():
+    process = await asyncio.create_subprocess_exec("sh", "-c", "sleep 0.02; echo 1", stdout=subprocess.PIPE)
+    assert await process.stdout.readline() == b"1\n" and await process.wait() == 0
+
+
+async def stream():
+    async def serve(reader, writer):
+        await asyncio.sleep(0.02)
+        writer.write(b"1\n")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        assert await asyncio.wait_for(reader.readline(), 60) == b"1\n"
+        writer.close()
+
+
+@pytest.mark.parametrize("form", [gathered, grouped, beside, signalled])
+@pytest.mark.parametrize("wait", [timer, thread, program, stream])
+@pytest.mark.parametrize("num_episodes", [None, 2])
+def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
+    """Whatever it waits for before. What nothing awaits, and sees no agents, goes on beside the turns."""
+
     @workflow(roles=ROLES)
     async def run(item, agents):
         async def late():
-            await asyncio.sleep(0.05)
+            await wait()
             return await agents.main("late")
 
-        a, b = await asyncio.gather(agents.aux("a"), late())
+        heartbeats = {asyncio.create_task(asyncio.sleep(600))}
+        for task in heartbeats:
+            task.add_done_callback(heartbeats.discard)
+        a, b = await form(agents, late)
         return float(len(a) + len(b))
 
-    inner = scripted(["abc"])
+    number = 1 if num_episodes else 2
+    turns = play(run, [{}], scripted(["abc"]), num_turns=2, num_generations=number, num_episodes=num_episodes)
+    assert all((node.roles, node.rewards) == (ROLES, [6.0] * number) for node in turns[0]) and turns[1] == []
 
-    def slow(nodes, number):
-        time.sleep(0.3)
-        return inner(nodes, number)
 
-    turns = play(run, [{}], slow, num_episodes=2)
-    assert [[(x.roles, x.rewards) for x in nodes] for nodes in turns[:2]] == [
-        [(("aux",), [0.0])] * 2,
-        [(("main",), [6.0])] * 2,
-    ]
+def test_a_branch_goes_on_where_it_waits():
+    """Only forks are replayed: one for each further joint action of a node."""
+    starts = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        starts.append(1)
+        for k in range(3):
+            await agents.aux(f"{k}:")
+        return 1.0
+
+    nodes = sum(map(len, play(run, [{}], scripted(ANSWERS), num_turns=3, num_generations=3)))
+    assert nodes == 1 + 3 + 9 and len(starts) == 1 + 2 * nodes
 
 
 @pytest.mark.parametrize("num_episodes", [None, 2])

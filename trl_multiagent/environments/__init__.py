@@ -1,6 +1,5 @@
 from trl_multiagent.environments.base import (
     Environment,
-    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -15,7 +14,6 @@ from trl_multiagent.environments.workflow import OutOfTurns, WorkflowEnvironment
 
 __all__ = [
     "Environment",
-    "EnvironmentWrapper",
     "FunctionEnvironment",
     "History",
     "JointAction",

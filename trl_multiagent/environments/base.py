@@ -35,6 +35,9 @@ class AgentCall:
     memory: bool = True
 
 
+PLAIN = AgentCall()  # of a question without settings
+
+
 class TextPrompt(str):
     """A prompt with settings of its own."""
 
@@ -49,7 +52,7 @@ class ChatPrompt(list):
 
 def with_call(prompt: Prompt, call: AgentCall) -> Prompt:
     """Returns a prompt with settings of its own."""
-    if call == AgentCall():
+    if call == PLAIN:
         return prompt
     made = TextPrompt(prompt) if isinstance(prompt, str) else ChatPrompt(prompt)
     made.call = call
@@ -58,7 +61,7 @@ def with_call(prompt: Prompt, call: AgentCall) -> Prompt:
 
 def call_of(prompt: Prompt) -> AgentCall:
     """Returns the settings of a prompt."""
-    return getattr(prompt, "call", AgentCall())
+    return getattr(prompt, "call", PLAIN)
 
 
 class Reply(str):
@@ -250,13 +253,6 @@ class Environment(ABC):
         if self.order is not None and number < len(self.order):
             raise ValueError(f"`num_turns` is {number}, but an episode has {len(self.order)}: set it to that.")
         return number
-
-    def answers(self, joint_action: JointAction) -> JointAction:
-        """
-        Returns the answers of the task's roles. They are the joint action, unless one agent answers for all roles of a
-        wrapped task.
-        """
-        return joint_action
 
     def playing(
         self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()
@@ -550,65 +546,3 @@ def numbers_by_name(name: str, metrics: Any) -> dict[str, float]:
             raise TaskError(f"{name} returned the metric {key!r} with the value {show(value)}; it must be a number.")
         numbers[key] = number
     return numbers
-
-
-# Environments that change another one
-
-
-def of_task(name: str) -> Any:
-    """Returns a method that calls the task's method of this name."""
-
-    def method(self: "EnvironmentWrapper", *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.task, name)(*args, **kwargs)
-
-    return method
-
-
-class EnvironmentWrapper(Environment):
-    """
-    Base class of environments that change a part of another one. It delegates everything to its task; a subclass
-    overrides what it changes.
-    """
-
-    def __init__(self, task: Environment):
-        self.task = task
-        self.roles = task.roles
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.task!r})"
-
-    @property
-    def unwrapped(self) -> Environment:
-        return self.task.unwrapped
-
-    answers = of_task("answers")
-    show_answers = of_task("show_answers")
-    check_turns = of_task("check_turns")
-    playing = of_task("playing")
-    group_rewards = of_task("group_rewards")
-    prepare = of_task("prepare")
-    plan = of_task("plan")
-    metrics = of_task("metrics")
-    state_dict = of_task("state_dict")
-    load_state_dict = of_task("load_state_dict")
-
-    def prompts(self, item: dict, history: History) -> Prompts:
-        return self.next_prompts([item], [history])[0]
-
-    def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
-        return ask(self.task, items, histories)
-
-    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        return self.judge(items, joint_actions, histories, evaluation=False)
-
-    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        return self.judge(items, joint_actions, histories, evaluation=True)
-
-    def judge(
-        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
-    ) -> list[Outcome]:
-        """Scores joint actions, in training or in an evaluation."""
-        return judge(self.task, items, joint_actions, histories, evaluation)
-
-    def resume_settings(self) -> dict[str, Any]:
-        return resume_settings(self.task)

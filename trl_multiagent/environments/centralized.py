@@ -7,7 +7,6 @@ from typing import Any
 
 from trl_multiagent.environments.base import (
     Environment,
-    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -21,6 +20,7 @@ from trl_multiagent.environments.base import (
     scoring_context,
 )
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.joint_text import plain
 
 
@@ -107,9 +107,6 @@ class CentralizedEnvironment(EnvironmentWrapper):
             )
         super().__init__(task)
         self.roles = (CENTRAL_ROLE,)
-
-    def answers(self, joint_action: JointAction) -> JointAction:
-        return self.task.answers(split_blocks(joint_action[CENTRAL_ROLE], self.task.roles).answers)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         if any(histories):

@@ -20,7 +20,6 @@ from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import (
     Environment,
-    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -32,6 +31,7 @@ from trl_multiagent.environments.base import (
     scoring_context,
 )
 from trl_multiagent.environments.task_errors import describe
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.joint_text import CONFIG_KEY, JointText

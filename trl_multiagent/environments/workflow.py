@@ -6,8 +6,9 @@ each one waits for agents or has ended; what they ask is one turn, sampled in on
 returns is its reward.
 
 In a group of episodes, a coroutine lives from its first turn to its end, so that it may hold a game, a process or a
-connection. It is closed on every way out. In a tree, a branch is replayed from its answers: the coroutine must depend
-on the item and the answers alone.
+connection. It is closed on every way out. In a tree, the first joint action of a node continues the coroutine that
+asked. The others are forks, for which it runs again with the answers so far: it must depend on the item and the
+answers alone.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trl_multiagent.environments.base import (
@@ -50,11 +51,11 @@ from trl_multiagent.environments.task_errors import (
     show,
     task_code,
 )
-from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, Blocked, is_blocked, run_on_loop
+from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, Blocked, Part, is_blocked, run_on_loop, waits_outside
 from trl_multiagent.jobs.signals import closing_at_exit
 
 
-PASSES = 3  # of the event loop without a new question, after which an episode waits for its agents
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at episodes that wait for something else
 MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
 
 EPISODE = contextvars.ContextVar[Any]("EPISODE", default=None)  # in which a task was started
@@ -129,7 +130,8 @@ class Agents:
 
 def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any) -> asyncio.Task:
     """Starts a task, which ends at the latest with its episode."""
-    task, episode = asyncio.Task(coroutine, loop=loop, **settings), EPISODE.get()
+    task, episode = Part(coroutine, loop=loop, **settings), EPISODE.get()
+    task.counts = any(isinstance(x, Agents) for x in inspect.getcoroutinelocals(coroutine).values())  # it can ask
     if episode is not None:
         episode.parts.add(task)
         task.add_done_callback(episode.parts.discard)
@@ -144,15 +146,16 @@ class Episode:
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
-        self.item, self.out_of_turns, self.num_refused, self.is_over = item, False, 0, False
-        self.had_turn = False
-        self.ready = asyncio.Event()
-        self.parts = set[asyncio.Task]()  # that the workflow has started beside itself, and that still run
+        self.out_of_turns, self.num_refused = False, 0
+        self.said: list[JointAction] = []
+        self.anchor: Any = None  # of the branch that goes on with it, see `anchor_of`
+        self.folder = os.path.dirname(run.__code__.co_filename) or "<"
+        self.parts = set[Part]()  # that still run
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         loop.set_task_factory(start_task)
         context.run(EPISODE.set, self)
-        self.task = context.run(loop.create_task, run(copy.deepcopy(item), Agents(self, roles)))
-        self.task.add_done_callback(lambda task: self.ready.set())
+        coroutine = run(copy.deepcopy(item), Agents(self, roles))
+        self.task = asyncio.Task(coroutine, loop=loop, context=context)
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
@@ -165,35 +168,35 @@ class Episode:
             future.set_exception(OutOfTurns("The episode has used all its turns."))
         else:
             self.asked[role] = (prompt, future)
-            self.ready.set()
         return future
 
     @property
     def prompts(self) -> Prompts:
         return {role: prompt for role, (prompt, _) in self.asked.items()}
 
+    def rests(self) -> bool:
+        """Returns whether each part has asked, has ended or waits for another part, so that a turn begins."""
+        parts = (self.task, *self.parts)
+        return self.task.done() or (bool(self.asked) and not any(waits_outside(part, self.folder) for part in parts))
+
     def answer(self, joint_action: JointAction) -> None:
         """Hands the agents' answers to the workflow, which runs on when the event loop does."""
-        self.had_turn = True
+        self.said.append(joint_action)
         for role, text in joint_action.items():
             if role in self.asked:
                 _, future = self.asked.pop(role)
                 if not future.done():
                     future.set_result(text if isinstance(text, Reply) else Reply.of(text))
-        if not self.asked and not self.task.done():  # a part of a `gather` may have asked while the agents answered
-            self.ready.clear()
 
     def end(self) -> None:
         """Raises [`OutOfTurns`] where the workflow waits for agents."""
         asked, self.asked, self.out_of_turns = self.asked, {}, True
-        self.ready.clear()
         for _, future in asked.values():
             if not future.done():
                 future.set_exception(OutOfTurns("The episode has used all its turns."))
 
     def earned(self) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
-        """Returns payments, metrics and notes since the last turn. Nothing is earned after the end."""
-        self.is_over = self.task.done()
+        """Returns payments, metrics and notes since the last turn."""
         since = self.paid, self.metrics, self.notes
         self.paid, self.metrics, self.notes = dict.fromkeys(self.paid, 0.0), {}, {}
         return since
@@ -253,10 +256,7 @@ class WorkflowEnvironment(Environment):
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
         self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
         self.name = f"The workflow `{run.__name__}`"
-        self._num_turns: int | None = None
-        self._seats: frozenset[str] = frozenset()
-        self._open: dict[int, Episode] | None = None  # the living episodes by the id of their item
-        self._asked: dict[tuple, Prompts] | None = None  # what branches were asked, while trees are played
+        self._open: Any = None  # its episodes, while it is played
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -267,7 +267,7 @@ class WorkflowEnvironment(Environment):
 
     def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         if self.live and not are_episodes:
-            raise TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+            raise self._lives()
         if num_turns is None and not are_episodes:
             raise TaskError(
                 f"{self.name} goes on until it ends, so a tree needs its number of turns: set `num_turns`, or "
@@ -278,73 +278,67 @@ class WorkflowEnvironment(Environment):
     @contextlib.contextmanager
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
         self.check_turns(num_turns or 1, are_episodes)
-        self._num_turns, self._open, self._seats = num_turns, {} if are_episodes else None, frozenset(seats)
-        self._asked = None if are_episodes else {}
+        self._num_turns, self._seats, self._open = num_turns, frozenset(seats), list[Episode]()
+        self._waiting = dict[int, Episode]()  # by the id of their anchor
+        # Without a number, the first prompts are looked at
+        self._limit = (num_turns and are_episodes and self.max_open) or math.inf
         try:
             with closing_at_sigterm(), closing_at_exit(self._close):
                 yield
         finally:
             self._close()
-            self._num_turns, self._open, self._seats, self._asked = None, None, frozenset(), None
+            self._open, self._waiting = None, {}
 
     def _close(self) -> None:
         """Closes the episodes that are open. Nothing can close them while one of them blocks the event loop."""
         if self._open and not is_blocked():
             with contextlib.suppress(Blocked):  # by its own clean-up
-                run_on_loop(close([*self._open.values()]), CLOSING_SECONDS)
+                run_on_loop(close(self._open), CLOSING_SECONDS)
 
     def prompts(self, item: dict, history: History) -> Prompts:
         return self.next_prompts([item], [history])[0]
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         async def turn() -> list[Prompts]:
-            async with self._reached(items, histories) as episodes:
-                prompts = [episode.prompts for episode in episodes]
-                if self._asked is not None:
-                    self._asked.update(zip(map(branch_of, items, histories), prompts, strict=True))
-                return prompts
+            episodes = await self._reached(items, histories)
+            prompts = [episode.prompts for episode in episodes]
+            self._leave(map(anchor_of, items, histories), episodes)
+            return prompts
 
-        return self._wait(turn())
+        return self._play(turn)
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         context = scoring_context()
 
         async def turn() -> list[Outcome]:
-            async with self._reached(items, histories) as episodes:
-                if self._asked is not None:
-                    for episode, item, history in zip(episodes, items, histories, strict=True):
-                        self._check_replay(episode, self._asked.get(branch_of(item, history), episode.prompts))
-                over = [episode for episode in episodes if episode.is_over]  # with answers that were altered
-                for episode, joint_action in zip(episodes, joint_actions, strict=True):
-                    episode.answer(joint_action)
-                await self._settle(episodes)
-                last = [
-                    episode
-                    for episode, history, action in zip(episodes, histories, joint_actions, strict=True)
-                    if not episode.task.done()
-                    and self._is_out_of_turns(episode, [*(turn.joint_action for turn in history), action])
-                ]
-                for episode in last:
-                    episode.end()
-                await self._settle(last)
-                return [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
+            episodes = await self._reached(items, histories)
+            # With answers that were altered, an episode may be over
+            over = [episode for episode in episodes if episode.task.done() and not episode.asked]
+            for episode, joint_action in zip(episodes, joint_actions, strict=True):
+                episode.answer(joint_action)
+            await self._settle(episodes)
+            last = [x for x in episodes if not x.task.done() and self._is_out_of_turns(x)]
+            for episode in last:
+                episode.end()
+            await self._settle(last)
+            outcomes = [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
+            self._leave(outcomes, episodes)
+            return outcomes
 
-        outcomes = self._wait(turn())
+        outcomes = self._play(turn)
         for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
             if context.reward_none != "drop":
                 raise UnavailableError(f"{failure}. With `reward_none: drop`, the other episodes go on.")
             print(failure, flush=True)
         return outcomes
 
-    def _is_out_of_turns(self, episode: Episode, joint_actions: list[JointAction]) -> bool:
+    def _is_out_of_turns(self, episode: Episode) -> bool:
         """
-        Returns whether a branch has used its turns. Those in which only seats acted do not count, and follow the last;
-        `max_turns` of them in a row are the most.
+        Returns whether an episode waits for agents and has used its turns. Those in which only seats acted do not
+        count, and follow the last.
         """
-        trained = [not action.keys() <= self._seats for action in joint_actions]
-        if episode.asked.keys() <= self._seats:
-            return len(trained) >= self.max_turns and not any(trained[-self.max_turns :])
-        return sum(trained) >= (self._num_turns or self.max_turns)
+        number = sum(not action.keys() <= self._seats for action in episode.said)
+        return not episode.asked.keys() <= self._seats and number >= (self._num_turns or self.max_turns)
 
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         if self.group_reward is None:
@@ -354,47 +348,50 @@ class WorkflowEnvironment(Environment):
             added: list[Any] = as_rewards(name, self.group_reward(item, histories), len(histories))
         return [x or 0.0 for x in added]
 
-    @contextlib.asynccontextmanager
-    async def _reached(self, items: list[dict], histories: Sequence[History]) -> Any:
-        """Yields the episode of each branch after its history: the living one, or one that is replayed and closed."""
-        opened = self._open
-        if opened is not None:
-            new = [
-                item for item, history in zip(items, histories, strict=True) if not history and id(item) not in opened
-            ]
-            number = len(new) + sum(not episode.task.done() for episode in opened.values())
-            is_played = self._num_turns is not None  # else, the first prompts are looked at
-            if is_played and self.max_open is not None and number > self.max_open:
-                raise TaskError(
-                    f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
-                    "`items_per_device` or `num_generations`."
-                )
-            for item in new:
-                opened[id(item)] = Episode(self.run, item, self.roles)
-            episodes = [opened[id(item)] for item in items]
-            await self._settle(episodes)
-            yield episodes
-            return
-        if self.live and any(histories):
-            raise TaskError(f"{self.name} lives in its episodes: nothing can be scored after they have ended.")
-        episodes = [Episode(self.run, item, self.roles) for item in items]
-        try:
-            await self._settle(episodes)
-            for k in range(max(map(len, histories), default=0)):
-                behind = [(x, history[k]) for x, history in zip(episodes, histories, strict=True) if k < len(history)]
-                for episode, past in behind:
+    async def _reached(self, items: list[dict], histories: Sequence[History]) -> list[Episode]:
+        """
+        Returns the episode of each branch after its history: the one that waits there, or a fork, which is replayed.
+        """
+        episodes, forks = list[Episode](), list[tuple[Episode, History]]()
+        for item, history in zip(items, histories, strict=True):
+            episode = self._waiting.pop(id(anchor_of(item, history)), None)
+            if episode is None:
+                if self.live and history:
+                    raise self._lives()
+                episode = Episode(self.run, item, self.roles)
+                self._open.append(episode)
+                forks.append((episode, history))
+            episodes.append(episode)
+        number = sum(not episode.task.done() for episode in self._open)
+        if number > self._limit:
+            raise TaskError(
+                f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
+                "`items_per_device` or `num_generations`."
+            )
+        turn = 0
+        while forks:
+            await self._settle([episode for episode, _ in forks])
+            for episode, history in forks:
+                if turn:
+                    episode.earned()
+                if turn < len(history):
+                    past = history[turn]
                     if not past.altered:
                         self._check_replay(episode, past.prompts)
-                    said = past.joint_action
-                    if past.altered:  # other roles may be asked then
-                        said = {role: said.get(role, "") for role in episode.asked}
-                    episode.answer(said)
-                await self._settle([episode for episode, _ in behind])
-                for episode, _ in behind:
-                    episode.earned()
-            yield episodes
-        finally:
-            await close(episodes)
+                    # Other roles may be asked after answers that were altered
+                    episode.answer({role: past.joint_action.get(role, "") for role in episode.asked})
+            forks = [(episode, history) for episode, history in forks if turn < len(history)]
+            turn += 1
+        asked = dict[int, Prompts]()
+        for item, history, episode in zip(items, histories, episodes, strict=True):
+            self._check_replay(episode, asked.setdefault(id(anchor_of(item, history)), episode.prompts))
+        return episodes
+
+    def _leave(self, anchors: Iterable[Any], episodes: list[Episode]) -> None:
+        """Lets episodes wait for the first call that comes to their anchors."""
+        for anchor, episode in zip(anchors, episodes, strict=True):
+            episode.anchor = anchor
+            self._waiting[id(anchor)] = episode
 
     def _check_replay(self, episode: Episode, asked: Mapping[str, Prompt]) -> None:
         now = episode.prompts
@@ -405,44 +402,45 @@ class WorkflowEnvironment(Environment):
             )
 
     async def _settle(self, episodes: Sequence[Episode]) -> None:
-        """Runs until each episode waits for agents or has ended, and raises the first error."""
-        try:
-            await asyncio.wait_for(asyncio.gather(*(self._ready(episode) for episode in episodes)), self.timeout)
-        except TimeoutError:
-            late = next(episode for episode in episodes if not episode.ready.is_set())
-            raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{late.line()}.") from None
-        quiet, number = 0, -1
-        while quiet < PASSES:  # parts that run side by side may ask, too
-            await asyncio.sleep(0)
-            now = sum(len(episode.asked) for episode in episodes)
-            quiet, number = (quiet + 1, now) if now == number else (0, now)
-        for episode in episodes:
-            await self._ready(episode)
+        """
+        Runs until each episode rests, and raises the first error. A turn does not depend on time: nothing is left to
+        run when it begins.
+        """
+        loop: Any = asyncio.get_running_loop()
+        deadline, pause, is_quiet = loop.time() + (self.timeout or math.inf), 0.0, not episodes
+        moving = None
+        while moving or not is_quiet:
+            number = loop.num_callbacks
+            await asyncio.sleep(pause)
+            is_quiet = loop.num_callbacks == number + 1  # that of this coroutine
+            for episode in episodes:
+                self._check_end(episode)
+            moving = next((episode for episode in episodes if not episode.rests()), None)
+            if moving and loop.time() > deadline:
+                raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{moving.line()}.")
+            pause = min(pause + SHORTEST_PAUSE, LONGEST_PAUSE) if is_quiet else 0.0
 
-    async def _ready(self, episode: Episode) -> None:
-        """Waits until an episode has asked or has ended, and raises its error."""
-        await episode.ready.wait()
+    def _check_end(self, episode: Episode) -> None:
+        """Raises the error of an episode that has ended, and ends its parts."""
         if not episode.task.done():
             return
         error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
         if isinstance(error, UnavailableError):
-            if episode.had_turn:
+            if episode.said:
                 return  # its reward is missing, see `score`
             raise error
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
-            if isinstance(error, TaskError):
-                raise TaskError(f"{error}{self._line_of(error)}") from error
-            problem = f"{self.name} raised {describe(error)}{self._line_of(error)}."
-            raise TaskError(problem).with_traceback(error.__traceback__) from None  # which ends in the workflow
+            line = self._line_in(traceback.extract_tb(error.__traceback__))
+            said = f"{error}{line}" if isinstance(error, TaskError) else f"{self.name} raised {describe(error)}{line}."
+            raise TaskError(said).with_traceback(error.__traceback__) from None  # which ends in the workflow
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
             raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")
         for part in episode.parts:
             part.cancel()
 
-    def _line_of(self, error: BaseException) -> str:
-        """Returns the last line of the workflow's own file in a traceback."""
-        return self._line_in(traceback.extract_tb(error.__traceback__))
+    def _lives(self) -> TaskError:
+        return TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
 
     def _line_in(self, frames: traceback.StackSummary) -> str:
         own = [x for x in frames if x.filename == self.run.__code__.co_filename]
@@ -451,16 +449,16 @@ class WorkflowEnvironment(Environment):
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
-        ended = episode.task.done() and not episode.task.cancelled()
-        error = episode.task.exception() if ended else None
-        is_lost = isinstance(error, UnavailableError)
-        if is_lost:
-            notes["failure"] = str(error)
-        result = math.nan if is_lost else episode.task.result() if ended and error is None else 0.0
-        if episode.out_of_turns:
-            metrics["out_of_turns"] = 1.0
-        elif episode.task.done():
-            metrics["out_of_turns"] = 0.0
+        task, result, is_lost = episode.task, 0.0, False
+        if task.done() and not task.cancelled():
+            error = task.exception()
+            is_lost = isinstance(error, UnavailableError)
+            if is_lost:
+                notes["failure"], result = str(error), math.nan
+            elif error is None:
+                result = task.result()
+        if task.done() or episode.out_of_turns:
+            metrics["out_of_turns"] = float(episode.out_of_turns)
         outcome = result if isinstance(result, Outcome) else Outcome(result)
         reward: Any = outcome.reward
         if reward is None:
@@ -483,19 +481,23 @@ class WorkflowEnvironment(Environment):
             extra={**notes, **outcome.extra},
         )
 
-    def _wait(self, coroutine: Coroutine) -> Any:
-        """Runs a coroutine on the event loop of this process, and returns its result."""
-        try:
-            return run_on_loop(coroutine, self.timeout)
-        except Blocked as error:
-            raise TaskError(
-                f"{self.name} waited for more than {self.timeout:g} s{self._line_in(error.frames)}, in a call that is "
-                "not awaited."
-            ) from error
+    def _play(self, turn: Callable[[], Coroutine]) -> Any:
+        """Runs a part of a turn on the event loop of this process."""
+        with self.playing(None, True) if self._open is None else contextlib.nullcontext():
+            try:
+                return run_on_loop(turn(), self.timeout)
+            except Blocked as error:
+                raise TaskError(
+                    f"{self.name} waited for more than {self.timeout:g} s{self._line_in(error.frames)}, in a call "
+                    "that is not awaited."
+                ) from error
 
 
-def branch_of(item: dict, history: History) -> tuple:
-    return (id(item), *(tuple(sorted(turn.joint_action.items())) for turn in history))
+def anchor_of(item: dict, history: History) -> Any:
+    """Returns the object by which an episode is found that waits after a history; a new one if it was altered."""
+    if not history:
+        return item
+    return history if history[-1].altered else history[-1].outcome
 
 
 @contextlib.contextmanager

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from trl_multiagent.environments.base import (
     Environment,
-    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -27,6 +26,7 @@ from trl_multiagent.environments.base import (
     ask,
 )
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler
 from trl_multiagent.rollout.tree import Node, Samples, acting

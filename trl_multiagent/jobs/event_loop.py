@@ -7,14 +7,17 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent import futures
+from types import CodeType, CoroutineType
 from typing import Any
 
 
 CLOSING_SECONDS = 30  # that the clean-up of a task may take
 ANSWER_SECONDS = 5  # within which the event loop answers, unless a task blocks it
 THREAD = "async-rewards"
+ASYNCIO, LIBRARIES = os.path.dirname(asyncio.__file__), "-packages"  # in the names of files
+MEETINGS = {"locks.py", "queues.py", "taskgroups.py", "tasks.py"}  # of asyncio, where a task waits for another one
 
 
 class Blocked(RuntimeError):
@@ -26,13 +29,78 @@ class Blocked(RuntimeError):
         self.frames = traceback.extract_stack(sys._current_frames()[thread.ident or 0])
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """The event loop of a process. It counts callbacks, and a call in a thread is a task."""
+
+    num_callbacks = 0
+
+    def call_soon(self, *arguments: Any, **settings: Any) -> asyncio.Handle:  # type: ignore[override]
+        self.num_callbacks += 1
+        return super().call_soon(*arguments, **settings)
+
+    def run_in_executor(self, *arguments: Any) -> asyncio.Future:  # type: ignore[override]
+        return self.create_task(in_thread(super().run_in_executor(*arguments)))
+
+
+class Part(asyncio.Task):
+    """
+    A task that runs beside another one. `counts`: whether it keeps the other one waiting even if nothing awaits it.
+    """
+
+    counts = False
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        self.awaited_by: dict[Callable, Any] = {}
+        super().__init__(*arguments, **settings)
+
+    def add_done_callback(self, callback: Callable, **settings: Any) -> None:
+        module = str(getattr(callback, "func", callback).__module__)
+        if module.startswith("asyncio.") or isinstance(getattr(callback, "__self__", None), asyncio.Task):
+            self.awaited_by[callback] = asyncio.current_task()
+        super().add_done_callback(callback, **settings)
+
+    def remove_done_callback(self, callback: Callable) -> int:
+        self.awaited_by.pop(callback, None)
+        return super().remove_done_callback(callback)
+
+
+def is_awaited(task: Any) -> bool:
+    """Returns whether a task is the first one, or counts, or such a task awaits it."""
+    return not isinstance(task, Part) or task.counts or any(map(is_awaited, task.awaited_by.values()))
+
+
+def waits_outside(task: asyncio.Task, folder: str) -> bool:
+    """
+    Returns whether a task waits for time, a thread, a process, a connection or a library, and others for it. `folder`:
+    of code that is no library's.
+    """
+    if type(getattr(task, "_fut_waiter", None)) is not asyncio.Future or not is_awaited(task):
+        return False  # the former: of an agent's answer, or of other tasks
+    awaited: Any = task.get_coro()
+    codes = list[CodeType]()
+    while isinstance(awaited, CoroutineType):
+        codes.append(awaited.cr_code)
+        awaited = awaited.cr_await
+    own = [code.co_filename for code in codes if not code.co_filename.startswith(ASYNCIO)]
+    if not codes or (own and LIBRARIES in own[-1] and not own[-1].startswith(folder)):
+        return True
+    inner = codes[-1]
+    is_other = inner.co_filename.startswith(ASYNCIO) and os.path.basename(inner.co_filename) not in MEETINGS
+    return is_other or inner.co_name in ("sleep", "in_thread")
+
+
+async def in_thread(future: asyncio.Future) -> Any:
+    """Waits for a call in a thread."""
+    return await future
+
+
 @functools.cache
-def event_loop(process: int) -> asyncio.AbstractEventLoop:
+def event_loop(process: int) -> Loop:
     """
     Starts the event loop of a process in a daemon thread. A forked process needs its own loop, because threads are not
     forked.
     """
-    loop = asyncio.new_event_loop()
+    loop = Loop()
 
     def run() -> None:
         while True:  # `sys.exit` in a task ends `run_forever`

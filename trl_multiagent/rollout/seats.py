@@ -19,7 +19,6 @@ from typing import Any
 from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question
 from trl_multiagent.environments.base import (
     Environment,
-    EnvironmentWrapper,
     History,
     JointAction,
     Outcome,
@@ -34,6 +33,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.reasoning import split_reasoning
 from trl_multiagent.rollout.history import whole_prompt
 from trl_multiagent.rollout.tree import derive_seed

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trl_multiagent.environments.base import EnvironmentWrapper, Outcome, ScoringContext, scoring
+from trl_multiagent.environments.base import Outcome, ScoringContext, scoring
+from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.rollout.tree import Node, Samples, judge_nodes
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 from trl_multiagent.tasks.code_generation.item_facts import facts_program, prompt_examples, read_facts
