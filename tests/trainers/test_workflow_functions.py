@@ -669,6 +669,22 @@ def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
     assert all((node.roles, node.rewards) == (ROLES, [6.0] * number) for node in turns[0]) and turns[1] == []
 
 
+def test_a_fork_hears_its_roles_in_the_order_of_the_branch():
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        said = []
+
+        async def speak(role):
+            said.append([role, await agents[role](f"{role}:")])
+
+        await asyncio.gather(speak("main"), speak("aux"))
+        await agents.aux(str(said))
+        return 1.0
+
+    turns = play(run, [{}], scripted(ANSWERS), num_turns=2, num_generations=2)
+    assert all(node.prompts["aux"].startswith("[['aux'") for node in turns[1]) and len(turns[1]) == 2
+
+
 def test_a_branch_goes_on_where_it_waits():
     """Only forks are replayed: one for each further joint action of a node."""
     starts = []

@@ -375,11 +375,12 @@ class WorkflowEnvironment(Environment):
                 if turn:
                     episode.earned()
                 if turn < len(history):
-                    past = history[turn]
-                    if not past.altered:
-                        self._check_replay(episode, past.prompts)
-                    # Other roles may be asked after answers that were altered
-                    episode.answer({role: past.joint_action.get(role, "") for role in episode.asked})
+                    said = history[turn].joint_action
+                    if history[turn].altered:  # other roles may be asked then
+                        said = {role: said.get(role, "") for role in episode.asked}
+                    else:
+                        self._check_replay(episode, history[turn].prompts)
+                    episode.answer(said)
             forks = [(episode, history) for episode, history in forks if turn < len(history)]
             turn += 1
         asked = dict[int, Prompts]()
