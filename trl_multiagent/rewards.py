@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS
-from trl_multiagent.code.extraction import FENCE, MAX_CHARS, read_completion
+from trl_multiagent.code.extraction import FENCE, MAX_CHARS, read_function
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.models.reasoning import BEGIN, END, find_answer
@@ -95,8 +95,8 @@ def complete(item: dict[str, Any], answer: str) -> str:
     prompt, name = item["prompt"], item["entry_point"]
     problem = read_problem(prompt, name)
     header = f"{problem.prefix}\n\n\n{problem.signature}\n"
-    found = {text: read_completion(text, name) for text in (answer, prompt + answer)}
-    bodies = ((text, read_completion(text, name)) for text in (header + body for body in read_bodies(answer)))
+    found = {text: read_function(text, name) for text in (answer, prompt + answer)}
+    bodies = ((text, read_function(text, name)) for text in (header + body for body in read_bodies(answer)))
     for text, code in itertools.chain(found.items(), bodies):
         if not (code.problem or code.error or code.is_opaque):  # in a body, the name may belong to a variable
             return text

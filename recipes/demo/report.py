@@ -11,7 +11,7 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from trl_multiagent.code.extraction import read_completion
+from trl_multiagent.code.extraction import read_function
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.configs.recipes.demo.model import CONVENTIONS, write_aux
 from trl_multiagent.configs.recipes.demo.problems import Problem, problem_of
@@ -160,8 +160,8 @@ def conventions(
         inputs = [problem.inputs(rng, length=6) for _ in range(INPUTS)]
         kept = [problem.kept(values) for values in inputs]
         outputs = {"A": kept, "B": [problem.mapped(values) for values in kept]}
-        aux = read_completion(answers[AUX], AUX).source  # as the reward does
-        main = read_completion(answers[MAIN], problem.name).source
+        aux = read_function(answers[AUX], AUX).source  # as the reward does
+        main = read_function(answers[MAIN], problem.name).source
         for convention in CONVENTIONS:
             programs.append(Program(aux, AUX, check(inputs, outputs[convention])))
         solutions = [problem.solve(values) for values in inputs]

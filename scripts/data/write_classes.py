@@ -26,7 +26,7 @@ from trl_multiagent.tasks.class_completion.environment import (
     functions_of,
     passed_by,
     program_of,
-    read_answer,
+    read_class,
 )
 
 
@@ -158,7 +158,7 @@ def constant(item: dict, value: str) -> str:
 
 def single_program(item: dict, answer: str) -> Program:
     """Returns the program of a single agent's answer to an item."""
-    return program_of(item, [read_answer(answer, item["class_name"])], [item["methods"]])
+    return program_of(item, [read_class(answer, item["class_name"])], [item["methods"]])
 
 
 def main() -> None:

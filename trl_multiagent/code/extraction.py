@@ -1,13 +1,13 @@
 """
-Extracts the code from completions.
+Extracts the code from answers.
 
-Completions are parsed here, never run. The code of a completion consists of its functions, classes and imports at
+Answers are parsed here, never run. The code of an answer consists of its functions, classes and imports at
 module level, and of the other statements that these need, including loops and calls that fill a table. The statements
-of a script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If a completion does not parse
+of a script (`if __name__ == ...`, prints, example calls, asserts, input) are left out. If an answer does not parse
 as a whole, its fenced blocks are read, or all of it if no block defines the function, and every run of lines that
 parses is code.
 
-A completion defines a function if the last statement that binds its name may bind something that can be called. A
+An answer defines a function if the last statement that binds its name may bind something that can be called. A
 `def` has to return a value other than a bare `None`, or to yield. A lambda, an alias or a method is read likewise.
 What a call returns or an import brings cannot be read, and counts. If nothing binds the name, the last class with such
 a method does. The rule is the same for `aux` and for the entry point. A `def` without a body, such as the prompt
@@ -35,8 +35,8 @@ from trl_multiagent.code.dependencies import (
 )
 
 
-MAX_CHARS = 32_000  # a longer completion counts as empty
-MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one completion
+MAX_CHARS = 32_000  # a longer answer counts as empty
+MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one answer
 MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
@@ -67,7 +67,7 @@ def _parse(source: str) -> tuple[ast.Module | None, str]:
 
 @dataclass(frozen=True)
 class Code:
-    """The code in a completion."""
+    """The code in an answer."""
 
     source: str  # its text. It parses, unless the only definition of the function does not
     error: str  # the place and the reason of the syntax error; empty if the text parses
@@ -78,10 +78,10 @@ class Code:
     is_opaque: bool  # whether no `def` or class binds it, so that only a run shows whether it can be called
     problem: str  # why the function is missing or has no result; empty if it is defined with a result
     needed: list[Statement]  # the statements that the function needs, including its own definition
-    # Of the completion's visible characters, the share that belongs to these and to imports. Code fences do not count,
+    # Of the answer's visible characters, the share that belongs to these and to imports. Code fences do not count,
     # nor do examples and tests of the function, as far as they are no longer than the function
     share: float
-    found: bool  # whether the completion contains any code, and not only prose that happens to parse, such as a word
+    found: bool  # whether the answer contains any code, and not only prose that happens to parse, such as a word
 
 
 def join_sources(*parts: str) -> str:
@@ -95,13 +95,13 @@ def join_sources(*parts: str) -> str:
     return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
-def parse_completion(completion: str) -> ast.Module:
+def read_module(answer: str) -> ast.Module:
     """
     Returns the syntax tree of an answer: of all of it, or else of the runs of lines that are code, in its fences if it
     has any. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of it.
     """
     good = []
-    for run, parses in _runs(_text_of(completion[:MAX_CHARS]), DEFINITION):
+    for run, parses in _runs(_text_of(answer[:MAX_CHARS]), DEFINITION):
         if not parses and run.startswith("class "):
             good += [part for part, is_code in _runs(textwrap.dedent(run.partition("\n")[2]), DEFINITION) if is_code]
         elif parses:
@@ -109,11 +109,11 @@ def parse_completion(completion: str) -> ast.Module:
     return _parse("\n".join(good))[0] or ast.Module([], [])
 
 
-def read_completion(completion: str, name: str) -> Code:
+def read_function(answer: str, name: str) -> Code:
     """
     Reads an agent's answer to the request for the function `name`: code, or prose around code, fenced or not.
     """
-    text = _text_of(completion) if len(completion) <= MAX_CHARS else ""
+    text = _text_of(answer) if len(answer) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
     binding = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*(?::.*)?=(?!=))"
@@ -168,8 +168,8 @@ def read_completion(completion: str, name: str) -> Code:
     )
 
 
-def _text_of(completion: str) -> str:
-    return textwrap.dedent(completion.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
+def _text_of(answer: str) -> str:
+    return textwrap.dedent(answer.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
 
 
 def _is_stub(node: ast.stmt, name: str) -> bool:

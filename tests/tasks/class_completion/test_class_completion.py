@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.tasks.class_completion.data import WAYS, demo_items, demo_prompt, demonstrate, write_method
-from trl_multiagent.tasks.class_completion.environment import divide, merge, passed_by, read_answer
+from trl_multiagent.tasks.class_completion.environment import divide, merge, passed_by, read_class
 
 
 SOLUTION = """import math
@@ -177,7 +177,7 @@ def test_division(num_agents, division, expected):
 
 def merged(item, first, second):
     division = [["push", "pop"], ["half"]]
-    return merge(item, [read_answer(text, "Stack") for text in (first, second)], division)
+    return merge(item, [read_class(text, "Stack") for text in (first, second)], division)
 
 
 def test_only_the_owners_version_counts(item):
@@ -213,8 +213,8 @@ def test_answers_that_are_no_code_or_too_deep(item):
     huge = "def half(n):\n    return 0x" + "f" * 4000  # Python writes no decimal number of this length
     for text in ("", "I cannot.", "def half(n:", deep, huge, "def half(n):\n    return " + "(" * 500):
         assert "half rounded" not in merged(item, text, text)
-        assert read_answer(text, "Stack").methods.keys() <= {"half"}
-    assert read_answer(deep, "Stack").methods == read_answer(huge, "Stack").methods == {}
+        assert read_class(text, "Stack").methods.keys() <= {"half"}
+    assert read_class(deep, "Stack").methods == read_class(huge, "Stack").methods == {}
 
 
 @pytest.mark.parametrize(("first", "second", "earned", "compat"), [

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from trl_multiagent.code.extraction import MAX_CHARS, read_completion
+from trl_multiagent.code.extraction import MAX_CHARS, read_function
 from trl_multiagent.tasks.code_generation.reward import analyze
 
 
@@ -23,7 +23,7 @@ def facts(main, aux=AUX, prompt=PROMPT):
 
 
 def extract_code(text, name):
-    return read_completion(text, name).source
+    return read_function(text, name).source
 
 
 def run(source):

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
-from trl_multiagent.code.extraction import join_sources, read_completion
+from trl_multiagent.code.extraction import join_sources, read_function
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
@@ -232,7 +232,7 @@ def read_repair(completion: str, item: dict) -> str:
     Returns the repaired function in a completion, behind the imports of the faulty program, which it need not repeat.
     """
     imports = [ast.unparse(node) for node in ast.parse(item["faulty"]).body if isinstance(node, IMPORTS)]
-    return join_sources("\n".join(imports), read_completion(completion, item["entry_point"]).source)
+    return join_sources("\n".join(imports), read_function(completion, item["entry_point"]).source)
 
 
 def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:

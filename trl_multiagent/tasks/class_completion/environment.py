@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
-from trl_multiagent.code.extraction import parse_completion
+from trl_multiagent.code.extraction import read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
@@ -239,7 +239,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         """
         divisions = [self.methods_of(item) for item in items]
         answers = [
-            [read_answer(action[role], item["class_name"]) for role in self.roles]
+            [read_class(action[role], item["class_name"]) for role in self.roles]
             for item, action in zip(items, joint_actions, strict=True)
         ]
         verdicts = self.runner.run([*map(program_of, items, answers, divisions)])
@@ -275,9 +275,9 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
     return [child for child in node.body if isinstance(child, ast.FunctionDef)]
 
 
-def read_answer(completion: str, class_name: str) -> Answer:
+def read_class(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
-    tree, answer = parse_completion(completion), Answer()
+    tree, answer = read_module(completion), Answer()
     owner = find_class(tree, class_name)
     for node in [*functions_of(tree), *(functions_of(owner) if owner else ())]:
         if not can_be_written(node):

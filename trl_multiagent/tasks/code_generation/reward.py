@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trl_multiagent.code.dependencies import IMPORTS, names_in
-from trl_multiagent.code.extraction import Code, join_sources, read_completion
+from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.code.sandbox.program import read_asserts
@@ -399,8 +399,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     """
     problem = read_problem(prompt, entry_point)
     prefix = problem.prefix
-    aux = read_completion(aux_completion or "", AUX)
-    main = read_completion(main_completion, entry_point)
+    aux = read_function(aux_completion or "", AUX)
+    main = read_function(main_completion, entry_point)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
     return Analysis(
