@@ -1,6 +1,7 @@
 """The examples in the documents run."""
 
 import dataclasses
+import json
 import re
 import sys
 import textwrap
