@@ -100,8 +100,8 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     report("--output", metavar="FILE", help="The page; by default report.html in the folder, or comparison.html here.")
     play = parsers["play"].add_argument
     play("team", metavar="RUN", help="Folder of a run or of a saved team, or the Hub id of a team.")
-    player = "Player of a role: human, random, a saved team, or module:function, whose module is imported."
-    play("--seat", metavar="ROLE=PLAYER", action="append", default=[], help=player)
+    player_help = "Player of a role: human, random, or a saved team. By default, a person and the team."
+    play("--seat", metavar="ROLE=PLAYER", action="append", default=[], help=player_help)
     reproduce = parsers["reproduce"].add_argument
     reproduce("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
     reproduce("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")

@@ -56,7 +56,7 @@ def test_a_person_decides_after_another_speaker(play):
 
 def test_a_person_plays_nim(play):
     items = nim.load_datasets(None)[1].to_list()
-    out = play(PLAYERS, ["2", "3"], *NIM, "--seat", f"player_1={RECIPES}.games.nim:random_legal")
+    out = play(PLAYERS, ["2", "3"], *NIM, "--seat", "player_1=random")
     won = "player_0> Reward of player_0: 1\nReward of player_1: -1\n"
     assert [item["stones"] for item in items[:2]] == [2, 3]
     assert f"{nim.asked(2)}\n{won}" in out and f"{nim.asked(3)}\n{won}" in out

@@ -4,9 +4,9 @@ import contextlib
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
-from trl_multiagent.console import hide_progress_bars, printable
+from trl_multiagent.console import printable
 from trl_multiagent.environments.base import (
     Environment,
     History,
@@ -18,7 +18,6 @@ from trl_multiagent.environments.base import (
     judge,
     scoring,
 )
-from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.play import sampling_of
 from trl_multiagent.rollout.seats import Branch, FunctionSeat, Seat, SeatedEnvironment
@@ -58,24 +57,22 @@ def random_answer(item: dict, prompt: Prompt, history: History) -> str:
 
 
 HUMAN = "human"
-PLAYERS = {HUMAN: Person(), "random": FunctionSeat(random_answer)}
+PLAYERS: dict[str, Seat] = {HUMAN: Person(), "random": FunctionSeat(random_answer)}
 
 
 def run_play(task: Task | Mapping[str, str], argv: Sequence[str], given: Sequence[str]) -> None:
     """
     Plays the items of a task with a person. `argv`: arguments as for `trl-multiagent evaluate`, with one team;
-    `given`: the players of roles, each as `ROLE=human`, `ROLE=random`, `ROLE=TEAM` or `ROLE=module:function`.
+    `given`: the players of roles, each as `ROLE=human`, `ROLE=random` or `ROLE=TEAM`.
     """
     prog = "trl-multiagent play"
     with end_on_wrong_input(prog):
-        hide_progress_bars()
         evaluation = parse_evaluation(task, argv, prog)
-        environment = make_environment(evaluation)
-        own: Mapping[str, Seat] = {}  # of the roles that were not trained
+        environment, own = make_environment(evaluation), dict[str, Seat]()  # of roles that were not trained
         if isinstance(environment, SeatedEnvironment):
             own, environment = environment.seats, environment.task
-        seats = choose_seats(evaluation, environment, own, dict(text.partition("=")[::2] for text in given))
-        items, num_turns = load_items(evaluation), cast(int, evaluation.config.num_turns)
+        seats = choose_seats(evaluation, environment.roles, own, dict(text.partition("=")[::2] for text in given))
+        items, num_turns = load_items(evaluation), evaluation.config.num_turns or 1
         environment.prepare(num_turns)
     with end_with_one_line(prog), contextlib.suppress(EOFError, KeyboardInterrupt):
         for number, item in enumerate(items, start=1):
@@ -84,39 +81,32 @@ def run_play(task: Task | Mapping[str, str], argv: Sequence[str], given: Sequenc
 
 
 def choose_seats(
-    evaluation: Evaluation, environment: Environment, own: Mapping[str, Seat], names: dict[str, str]
+    evaluation: Evaluation, roles: Sequence[str], own: Mapping[str, Seat], names: dict[str, str]
 ) -> dict[str, Seat]:
     """
     Returns the player of each role: that in `names`, else its seat in the settings of the run, else its agent in the
     team. If nobody in `names` is human, a person takes the first role that was not trained and is not in `names`; if
     all were trained, the first that is not in `names`.
     """
-    roles, config = environment.roles, evaluation.config
     if {*names} - {*roles} or "" in names.values():
         raise ConfigError(f"`--seat` must be ROLE=PLAYER, and the roles are {', '.join(roles)}.")
-    free = [role for role in (*own, *roles) if role not in names]
-    if HUMAN not in names.values() and free:
-        names[free[0]] = HUMAN
+    if HUMAN not in names.values():
+        names |= dict.fromkeys([role for role in (*own, *roles) if role not in names][:1], HUMAN)
+    config, loader = evaluation.config, make_loader(evaluation.settings)
 
-    def seat(role: str) -> Seat:
-        name = names.get(role)
-        if name in PLAYERS:
-            return PLAYERS[name]
-        if name is None and role in own:
-            return own[role]
-        if name is not None and re.fullmatch(r"[\w.]+:\w+", name):
-            return FunctionSeat(import_function("--seat", name))
+    def seat(team: str) -> Seat:
+        """Makes the seat of a team's agent, which samples as in an evaluation. The team is loaded when it plays."""
         return TeamSeat(
-            find_team(name) if name else evaluation.teams[0].location,
-            loader=make_loader(evaluation.settings),
-            token_budget=config.generation_token_budget,
+            team,
+            loader=loader,
             seed=config.seed,
             use_chat_template=config.use_chat_template,
             history_options=config.history_options,
             **sampling_of(config, evaluation.max_completion_length),
         )
 
-    return {role: seat(role) for role in roles}
+    seats = {role: own.get(role) or seat(evaluation.teams[0].location) for role in roles}
+    return seats | {role: PLAYERS.get(name) or seat(find_team(name)) for role, name in names.items()}
 
 
 def play_item(
@@ -132,14 +122,13 @@ def play_item(
             num_turns -= not prompts.keys() <= untrained.keys()
             if num_turns < 0:
                 break
-            branch = Branch(item, history, prompts)
-            action = {role: seats[role].answer(role, [branch])[0] for role in prompts}
+            action = {role: seats[role].answer(role, [Branch(item, history, prompts)])[0] for role in prompts}
             with scoring(ScoringContext([prompts])):
                 (outcome,) = judge(environment, [item], [action], [history], evaluation=True)
             history = (*history, Turn(prompts, action, outcome))
             for role, text in action.items():
-                if not isinstance(seats[role], Person):
+                if seats[role] is not PLAYERS[HUMAN]:
                     print(f"{role}: {printable(text.strip())}")
-    outcomes = [turn.outcome for turn in history]
     for role in environment.roles:
-        print(f"Reward of {role}: {sum(x.role_rewards.get(role, x.reward) for x in outcomes):g}", flush=True)
+        rewards = [turn.outcome.role_rewards.get(role, turn.outcome.reward) for turn in history]
+        print(f"Reward of {role}: {sum(rewards):g}", flush=True)
