@@ -18,11 +18,8 @@ WORDS = {
 NUMBERS = range(6)
 
 
-def demo_task(environment, items, demonstrate, steps):
-    """
-    Makes a task of a workflow, its items to train on and to evaluate on, and a base model, which is trained for some
-    steps on demonstrations.
-    """
+def datasets_of(items):
+    """Returns the function of a task that makes its two datasets from `items()`."""
 
     def load_datasets(settings):
         from datasets import Dataset
@@ -30,9 +27,18 @@ def demo_task(environment, items, demonstrate, steps):
         train, held_out = items()
         return Dataset.from_list(train), Dataset.from_list(held_out)
 
+    return load_datasets
+
+
+def demo_task(environment, items, demonstrate, steps):
+    """
+    Makes a task of a workflow, its items to train on and to evaluate on, and a base model, which is trained for some
+    steps on demonstrations.
+    """
+
     name = environment.run.__name__.replace("_", "-")
     demo = ImitationModel(f"{name}-demo", lambda number, rng: demonstrate(environment, number, rng), steps)
-    return Task(lambda settings: environment, load_datasets, models={"demo": demo.path}, roles=environment.roles)
+    return Task(lambda settings: environment, datasets_of(items), models={"demo": demo.path}, roles=environment.roles)
 
 
 def transcripts(environment, episodes):

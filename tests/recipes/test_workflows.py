@@ -9,7 +9,16 @@ import torch
 from datasets import Dataset
 
 from trl_multiagent import AgentTeam, Turn, cli, workflow
-from trl_multiagent.configs.recipes.workflows import debate_judge, demos, solver_critic, writer_editor
+from trl_multiagent.configs.recipes.games import planning
+from trl_multiagent.configs.recipes.workflows import (
+    debate_judge,
+    demos,
+    evaluator_optimizer,
+    orchestrator_workers,
+    solver_critic,
+    voting,
+    writer_editor,
+)
 from trl_multiagent.environments.base import judge
 from trl_multiagent.report.trace_files import read_trace
 
@@ -78,6 +87,71 @@ def test_the_rewards_of_a_debate(verdict, rewards):
     assert tuple(last.role_rewards.values()) == rewards
     shown = environment.prompts(item, [Turn(environment.prompts(item, ()), {"pro": "6", "con": " 2"}, first)])["judge"]
     assert "names a 6." in shown and "names a ?." in shown  # no die shows a 2
+
+
+def test_an_evaluator_sends_a_writer_back():
+    item = {"noun": "fox", "verb": "sings", "place": "tower"}
+    said = [{"writer": "The fox sings"}, {"evaluator": "tower"}, {"writer": "A fox sings in the tower"}]
+    outcomes = play(evaluator_optimizer.evaluator_optimizer, item, *said, {"evaluator": "none"})
+    assert [x.metrics["passed"] for x in outcomes[1::2]] == [0.0, 1.0]
+    paid = [sum(x.role_rewards.get(role, x.reward) for x in outcomes) for role in ("writer", "evaluator")]
+    assert paid == pytest.approx([1.0, 2 / 3])
+
+
+@pytest.mark.parametrize(("votes", "reward"), [("5 5 5", 1), ("5 4 5", 1), ("4 5 4", 0), ("5 4 6", 0)])
+def test_a_majority_decides(votes, reward):
+    said = dict(zip(voting.ROLES, votes.split(), strict=True))
+    (outcome,) = play(voting.voting, {"a": 2, "b": 3}, said)
+    assert outcome.reward == reward and outcome.metrics["right_votes"] == votes.count("5") / 3
+
+
+def test_workers_get_the_parts_of_the_orchestrator():
+    environment, item = orchestrator_workers.orchestrator_workers, {"numbers": [1, 2, 3, 4]}
+    said = [{"orchestrator": "1 + 2\n3 + 4\n"}, {"worker_1": "3", "worker_2": " 7\n"}, {"orchestrator": "10"}]
+    assert play(environment, item, *said)[-1].reward == 1.0
+    (first,) = play(environment, item, *said[:1], {"worker_1": "", "worker_2": ""}, {"orchestrator": "9"})[:1]
+    history = [Turn(environment.prompts(item, ()), said[0], first)]
+    assert [x.split(" = ")[0] for x in environment.prompts(item, history).values()] == ["1 + 2", "3 + 4"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "moves", "reward"),
+    [("down, down", "right", 1.0), ("", "down right down", 0.0), ("right", "left down down right", 3 / 5)],
+)
+def test_a_path_is_paid_by_its_length(plan, moves, reward):
+    item = {"grid": ["S..#", ".#..", ".G..", "...."], "shortest": 3}
+    assert planning.distance(item["grid"]) == 3
+    first, last = play(planning.path, item, {"planner": plan}, {"mover": moves})
+    assert first.reward == 0.0 and last.reward == pytest.approx(reward if plan else 0.0)
+
+
+def test_a_sudoku_takes_out_what_clashes():
+    (item,) = planning.sudokus(1, random.Random(3))
+    cells, solution = item["cells"], item["solution"]
+    k = cells.index("0")
+    wrong = solution[:k] + next(x for x in "1234" if x != solution[k]) + solution[k + 1 :]
+    assert planning.read(cells, solution) == solution and planning.read(cells, wrong)[k] == "0"
+    assert [*planning.solutions(cells)] == [solution]
+    assert play(planning.sudoku, item, {"filler": wrong}, {"finisher": solution})[-1].reward == 1.0
+    assert play(planning.sudoku, item, {"filler": solution}, {"finisher": wrong})[-1].reward < 1.0
+
+
+@pytest.mark.parametrize(
+    ("task", "turns"),
+    [
+        ("workflows.evaluator_optimizer:TASK", 2),
+        ("workflows.voting:TASK", 1),
+        ("workflows.orchestrator_workers:TASK", 3),
+        ("games.planning:PATH", 2),
+        ("games.planning:SUDOKU", 2),
+    ],
+)
+def test_tasks_without_a_configuration_train(task, turns, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--model_name", tiny_model, "--max_steps", "1", "--items_per_device", "2", "--num_generations", "2"]
+    small += ["--max_completion_length", "4", "--disable_tqdm", "--report_to", "none", "--num_turns", str(turns)]
+    cli.main(["run", "magrpo", "--task", f"trl_multiagent.configs.recipes.{task}", *small, "--output_dir", "run"])
+    assert len(AgentTeam.from_pretrained("run").roles) > 1
 
 
 def test_demonstrations_have_the_prompts_that_agents_get():
