@@ -51,6 +51,20 @@ def test_trees(call):
     }
 
 
+def test_trees_are_compared_with_all_of_a_run(call):
+    narrow = [row(action=0, reward=2.0, tree=1, name="milk"), row(action=1, reward=2.0, tree=1, name="milk")]
+    narrow[1]["completion/aux"] = narrow[0]["completion/aux"]  # both gave the same answer
+    page = tree_page([[{**TREE[3], "name": None, **x} for x in tree] for tree in (TREE, narrow, [*TREE[:1]])])
+    script = (
+        "page => { const trees = page.trees.map(rows => treeOf(rows, page.columns)); "
+        "return [scalesOf(trees), trees.indexOf(widest(trees)), trees.map(tree => tree.name), "
+        "trees.map(tree => alike(tree.nodes[0]).map(equal => equal.map(one => one.action)))] }"
+    )
+    scales, opened, names, groups = call(script, page)
+    assert scales == {"reward": [0, 4], "return": [0, 8]} and opened == 0
+    assert names == ["Item 7", "milk", "Item 7"] and groups == [[[0], [1]], [[0, 1]], [[0]]]
+
+
 def test_trees_that_earn_at_the_end_are_coloured_by_return(call):
     page = tree_page([[{**x, "reward": 0.0} if x["turn"] == 1 else x for x in TREE]])
     script = (
@@ -135,6 +149,12 @@ def test_charts(call):
     assert charts[1]["x"] == [1, 2] and charts[1]["lines"][1]["mean"] == [None, 5]
     assert charts[0]["also"] == ["reward"] and call("charts => mainChart(charts).title", charts) == "return"
     assert constant == [["beta", "0.5"]]
+    assert call("charts => ownChart(charts).title", charts) == "passed"
+    assert call("charts => ownChart(charts) ?? null", charts[:1]) is None
+    assert (
+        call("charts => ownChart(charts).title", [*charts, {**charts[3], "title": "episode/rounds"}])
+        == "episode/rounds"
+    )
     two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
     lines = [(line["label"], line["mean"]) for line in two[0]["lines"]]
     assert lines == [("team", [0, 1, None]), ("single", [None, 7, 8])]

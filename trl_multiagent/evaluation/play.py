@@ -29,6 +29,7 @@ from trl_multiagent.rollout.sampler import (
     TurnPrompts,
 )
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+from trl_multiagent.rollout.trace import item_name
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 
@@ -190,6 +191,7 @@ def play_batch(
         {
             "item": root.tree,
             "id": names[root.tree],
+            "name": item_name(root.item),
             "episode": root.episode,
             "timing": timing,
             "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],

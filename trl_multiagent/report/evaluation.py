@@ -105,6 +105,7 @@ class Report:
                 "cost_per_episode": result.cost_per_episode,
                 "speed": result.speed,
                 "percent_of_maximum": percent_of_maximum(result, self.numbers[result.name]),
+                "answers": result.answers,
             }
             for result in self.results
         }

@@ -8,6 +8,7 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 | `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
 | `episode` | In a group of episodes, the number of the episode among its item's. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |
+| `name` | What people call the item: that column if it has text, else its first text. |
 | `node`, `parent` | Paths in the tree: the root is `"/"`, the node after joint action 2 is `"/2"`. |
 | `turn`, `action` | The turn, counted from 1, and the number of the joint action at its node. |
 | `prompt/<role>`, `completion/<role>` | The agent's new prompt and its completion; `None` if it does not act. |
@@ -21,7 +22,8 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from trl_multiagent.environments.base import Prompt, item_id
+from trl_multiagent.console import one_line
+from trl_multiagent.environments.base import ID_COLUMNS, Prompt, item_id
 from trl_multiagent.rollout.tree import Trees
 
 
@@ -29,7 +31,14 @@ if TYPE_CHECKING:
     import torch
 
 
+NAME_LENGTH = 60  # characters
 TraceRow = dict[str, Any]
+
+
+def item_name(item: dict) -> str:
+    """Returns a short name of an item for people, which other items may have, too."""
+    texts = [item[name] for name in (*ID_COLUMNS, *item) if isinstance(item.get(name), str)]
+    return one_line(texts[0])[:NAME_LENGTH] if texts else item_id(item)
 
 
 def trace_rows(
@@ -65,7 +74,7 @@ def trace_rows(
                     "node": path,
                     "parent": parent,
                 },
-                **{"item": _plain(item_id(node.item)), "turn": turn + 1},
+                **{"item": _plain(item_id(node.item)), "name": item_name(node.item), "turn": turn + 1},
                 **({} if node.episode is None else {"episode": node.episode}),
                 **{f"prompt/{role}": prompts.get(role) for role in roles},
             }

@@ -86,8 +86,10 @@ function chartsOf(metrics, groups) {
   return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
 }
 
-// Returns the chart that answers whether the team has learnt
+// Returns the chart that answers whether the team has learnt, and the one of the task's own numbers
 const mainChart = charts => ["return", "rewards/accuracies", "accuracy"].map(title => charts.find(chart => chart.title === title)).find(chart => chart);
+const ownChart = charts => charts.find(chart => chart.title.startsWith("episode/")) ||
+  ["Solved", "Parts of the reward"].map(section => charts.find(chart => chart.section === section)).find(chart => chart);
 
 // Python
 
@@ -124,7 +126,7 @@ function treeOf(rows, columns) {
     const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
     const of = kind => Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]]));
     const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
-    Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item)});
+    Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item), name: String(row.name ?? row.item)});
     if (!tree.byKey.has(key)) tree.byKey.set(key, {tree, key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});
     const node = tree.byKey.get(key);
     node.actions.push({node, action: row.action, texts: of("completion"), reward: row.reward, return: row.return, rewards: of("reward"), returns: of("return"),
@@ -142,6 +144,19 @@ function treeOf(rows, columns) {
   return tree;
 }
 
+// Returns the lowest and the highest of a run's rewards and returns, so that a colour has one meaning in all of its trees
+function scalesOf(trees) {
+  const ends = shown => trees.flatMap(tree => tree.actions.map(action => action[shown])).filter(x => x !== null)
+    .reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
+  return {reward: ends("reward"), return: ends("return")};
+}
+
+// Returns the tree whose joint actions differ most in what is shown, the latest of equals
+const widest = trees => trees.reduce((a, b) => b.high - b.low >= a.high - a.low ? b : a);
+
+// Groups the joint actions of a node by their answers and rewards
+const alike = node => [...Map.groupBy(node.actions, one => JSON.stringify([one.texts, one.reward, one.rewards])).values()];
+
 const child = ({node, action}) => node.tree.byKey.get(`${node.prefix}${node.path.replace(/\/$/, "")}/${action}`);
 const parentOf = node => node.parent === "" ? null : node.tree.byKey.get(node.prefix + node.parent);
 const actionBefore = node => parentOf(node)?.actions.find(action => child(action) === node);
@@ -158,7 +173,7 @@ function middling(tree) {
 // Returns whether a joint action fits a filter, whose values are texts as typed and `suspicious`
 const fits = ({reward, node, ...action}, {low, high, turn, item, suspicious}) =>
   (low === "" || reward >= +low) && (high === "" || reward <= +high) && (turn === "" || node.turn === +turn) &&
-  (!suspicious || isSuspicious(action)) && node.tree.item.toLowerCase().includes(item.toLowerCase());
+  (!suspicious || isSuspicious(action)) && `${node.tree.name} ${node.tree.item}`.toLowerCase().includes(item.toLowerCase());
 
 // Gives nodes and joint actions their places in a drawing: a column per turn, the nodes of a branch side by side
 function place(tree) {

@@ -103,7 +103,7 @@ function draw(chart, box, isSmooth, height) {
   return () => { plots.splice(plots.indexOf(plot), 1); plot.destroy(); legend.remove(); };
 }
 
-// A chart is drawn when it comes into view
+// A chart is drawn when its section is open, also below what is in view, so that a picture of the whole page has it
 function chartBox(chart, smooth, height = 200) {
   const box = make("div", {class: "plot", style: `height: ${height}px`});
   let undo = null;
@@ -111,9 +111,9 @@ function chartBox(chart, smooth, height = 200) {
   smooth.addEventListener("change", () => undo && redraw());
   new IntersectionObserver(entries => {
     if (!undo && entries.some(entry => entry.isIntersecting)) redraw();
-  }, {rootMargin: "300px"}).observe(box);
+  }, {rootMargin: "100000px"}).observe(box);
   addEventListener("beforeprint", () => undo || redraw());
-  return make("div", {class: "chart"}, make("h3", {}, chart.title, chart.also.length ? make("span", {class: "dim small"}, ` = ${chart.also.join(" = ")}`) : null), box);
+  return make("div", {class: "chart"}, make("h3", {title: chart.also.length ? `= ${chart.also.join(" = ")}` : null}, chart.title), box);
 }
 
 function curves(charts) {
@@ -219,6 +219,16 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   ];
 }
 
+// The best, a typical and the worst answer of each turn
+function answersOf(policies) {
+  const side = ({name, value, prompts, completions}, k) => make("div", {class: "card"}, make("h3", {}, `${["Best", "Typical", "Worst"][k]}: ${show(value)}`, make("span", {class: "dim small"}, ` ${name}`)),
+    make("div", {class: "answers"}, Object.entries(completions).map(([role, text]) => make("div", {}, make("h4", {}, role), code(text)))),
+    make("details", {}, make("summary", {class: "small"}, "Prompts"), Object.entries(prompts).map(([role, prompt]) => make("div", {}, make("h4", {}, role), code(typeof prompt === "string" ? prompt : prompt.map(x => `[${x.role}] ${x.content}`).join("\n\n"))))));
+  return [make("p", {class: "dim small"}, "The best, a typical and the worst answer of each turn, with what the episode earned from this turn on."),
+    ...Object.entries(policies).filter(([, policy]) => policy.kind !== "pair").map(([name, {answers = []}], k) => make("details", {open: k === 0}, make("summary", {}, name),
+      answers.map((sides, turn) => [answers.length > 1 ? make("h3", {}, `Turn ${turn + 1}`) : null, make("div", {class: "sides three"}, sides.map(side))])))];
+}
+
 // The page
 
 // What the team answered to one item at its first and its last tree
@@ -229,8 +239,9 @@ function learnt({trees, columns, texts}) {
   const side = tree => make("div", {class: "card"}, make("h3", {}, `Step ${tree.step}: return ${show(middling(tree)[0].return)}`), make("div", {class: "answers"}, answers(tree)));
   const asked = tree => Object.entries(tree.nodes[0].prompts).filter(([, prompt]) => prompt !== null).map(([role, prompt]) => make("div", {}, make("h4", {}, role), code(text(prompt))));
   const isSame = first.item === last.item;
-  return make("div", {class: "example"}, make("p", {class: "dim small"}, isSame ? "What a typical joint answer to one item was:" : "What a typical joint answer was. No item of the trees was seen twice:"),
-    make("details", {open: texts.every(text => text.length < 400)}, make("summary", {class: "small"}, "Prompts"), asked(first), isSame ? null : asked(last)), side(first), side(last));
+  return make("div", {class: "example"}, make("p", {class: "dim small"}, isSame ? `A typical joint answer to the item ${first.name}, before and after:` : "A typical joint answer, before and after. No item of the trees was seen twice:"),
+    make("div", {class: "sides"}, side(first), side(last)),
+    make("details", {open: texts.every(text => text.length < 400)}, make("summary", {class: "small"}, "Prompts"), make("div", {class: "answers"}, asked(first), isSame ? null : asked(last))));
 }
 
 function summaryOf(data) {
@@ -276,14 +287,17 @@ function page(data) {
   };
   const [charts, constant] = data.metrics ? chartsOf(data.metrics, data.groups) : [[], []];
   const note = "A line is the mean of the runs of a group, its band reaches from the lowest to the highest of them. Differences have Welch's 95% intervals over runs where both groups have several.";
-  const main = mainChart(charts);
-  if (main) section("Learning", make("div", {class: "learning"}, chartBox(main, {checked: true, addEventListener() {}}, 340), data.example?.trees.length ? learnt(data.example) : null));
+  const main = mainChart(charts), first = main ? [main, ownChart(charts)].filter(chart => chart) : [], smooth = {checked: true, addEventListener() {}};
+  if (main) section("Learning", data.example?.trees.length ? learnt(data.example) : null, make("div", {class: "learning"}, first.map(chart => chartBox(chart, smooth, 300))));
   if (data.table) section("Summary",
     make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     data.alarms.map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
     data.table.length > 1 ? table(data.table, data.runs && "stacked") : null, data.runs ? make("p", {class: "dim small"}, note) : null);
-  if (data.evaluation) section("Evaluation", evaluationTables(data.evaluation));
-  if (charts.length) section("Curves", curves(charts.filter(chart => chart !== main)));
+  if (data.evaluation) {
+    section("Evaluation", evaluationTables(data.evaluation));
+    section("Answers", answersOf(data.evaluation.policies));
+  }
+  if (charts.length) section("Curves", curves(charts.filter(chart => !first.includes(chart))));
   if (data.trees && data.trees.trees.length) showTrees(data.trees, section("Rollouts"));
   const details = detailsOf(data, constant);
   if (details.length) section("Details", details);

@@ -23,7 +23,7 @@ function tests(text) {
 }
 
 function showTrees(data, section) {
-  const {texts, columns} = data, trees = data.trees.map(rows => treeOf(rows, columns));
+  const {texts, columns} = data, trees = data.trees.map(rows => treeOf(rows, columns)), scales = scalesOf(trees);
   const text = number => number === null || number === undefined ? null : texts[number];
   const input = (type, attributes = {}) => make("input", {type, ...attributes});
   const low = input("number", {step: "any"}), high = input("number", {step: "any"}), item = input("search", {placeholder: "item"});
@@ -44,7 +44,7 @@ function showTrees(data, section) {
     return made;
   }
   function fill(value) {
-    const share = tree.high > tree.low ? (value - tree.low) / (tree.high - tree.low) : .5;
+    const [low, high] = scales[tree.shown], share = high > low ? (value - low) / (high - low) : .5;
     const [end, part] = share < .5 ? ["--low", 1 - 2 * share] : ["--high", 2 * share - 1];
     return `color-mix(in srgb, var(${end}) ${Math.round(100 * part)}%, var(--middle))`;
   }
@@ -85,13 +85,15 @@ function showTrees(data, section) {
   function number(name, value) {
     return value === null || value === undefined ? null : make("span", {}, make("span", {class: "dim"}, `${name} `), make("b", {}, show(value)));
   }
-  function card(one, acting) {
+  function card(equal, acting) {
+    const one = equal.includes(action) ? action : equal[0], times = equal.length > 1 ? ` × ${equal.length}` : "";
     const parts = Object.entries(one.metrics).map(([name, value]) => number(name, value));
     const others = Object.entries(one.extra).filter(([name, value]) => name !== "tests" && name !== "suspicious" && value !== null);
     return make("div", {class: `card ${one === action ? "chosen" : ""} ${matches(one) ? "" : "faded"}`, onclick: () => one !== action && choose(one, false)},
-      make("h4", {}, `Joint action ${one.action}`, isSuspicious(one) ? make("span", {class: "failed"}, `  suspicious: ${one.extra.suspicious || ""}`) : null),
-      make("div", {class: "numbers"}, number("reward", one.reward), number("return", one.return),
-        child(one) ? make("button", {type: "button", onclick: event => { event.stopPropagation(); choose(child(one).actions[0]); }}, "next turn") : null),
+      make("h4", {}, `Joint action ${equal.map(each => each.action).join(", ")}${times}`, isSuspicious(one) ? make("span", {class: "failed"}, `  suspicious: ${one.extra.suspicious || ""}`) : null),
+      make("div", {class: "numbers"}, number("reward", one.reward), number("return", [...new Set(equal.map(each => show(each.return)))].join(", ")),
+        equal.filter(child).map(each => make("button", {type: "button", onclick: event => { event.stopPropagation(); choose(child(each).actions[0]); }},
+          `next turn${times && ` of ${each.action}`}`))),
       make("div", {class: "columns"}, acting.map(role => make("div", {},
         make("div", {class: "numbers"}, make("b", {}, role), number("advantage", one.advantages[role]), number("reward", one.rewards[role]), number("return", one.returns[role])),
         code(text(one.texts[role]) ?? "")))),
@@ -103,11 +105,11 @@ function showTrees(data, section) {
     const acting = roles(node), way = [];
     for (let at = node; at; at = parentOf(at)) way.unshift(at);
     detail.replaceChildren(
-      make("h3", {}, `Item ${tree.item}, ${node.prefix ? `episode ${node.prefix.slice(1)}, ` : ""}node ${node.path}, turn ${node.turn}`),
+      make("h3", {}, `${tree.name}: ${node.prefix ? `episode ${node.prefix.slice(1)}, ` : ""}node ${node.path}, turn ${node.turn}`),
       make("div", {class: "bar small"}, "Way: ", way.map(at => make("button", {type: "button", onclick: () => choose(at.actions[0])}, at.key)),
         make("span", {class: "dim"}, `Acting: ${acting.join(", ")}`), make("a", {href: hash()}, "link to this node")),
       make("details", {open: true}, make("summary", {}, "Prompts"), make("div", {class: "columns"}, acting.map(role => make("div", {}, make("h4", {}, role), code(text(node.prompts[role])))))),
-      ...node.actions.map(one => card(one, acting)));
+      ...alike(node).map(equal => card(equal, acting)));
   }
 
   // Choosing
@@ -117,7 +119,8 @@ function showTrees(data, section) {
     tree = next;
     list.value = String(trees.indexOf(tree));
     node = null;
-    legend.replaceChildren(`the ${tree.shown}: `, show(tree.low), " ", make("span", {class: "scale"}), " ", show(tree.high));
+    const [low, high] = scales[tree.shown];
+    legend.replaceChildren(`the ${tree.shown}: `, show(low), " ", make("span", {class: "scale"}), " ", show(high));
   }
   function choose(next, withScroll = true) {
     const isNew = next.node !== node || !drawing.firstChild || !drawing.firstChild.contains(next.rect);
@@ -135,7 +138,7 @@ function showTrees(data, section) {
   }
   function fillList() {
     const shown = trees.map((one, k) => [one, k]).filter(([one]) => one.actions.some(action => matches(action)));
-    list.replaceChildren(...shown.map(([one, k]) => make("option", {value: k}, `step ${one.step}, ${one.split}, ${one.item}: mean return ${show(one.value)}`)));
+    list.replaceChildren(...shown.map(([one, k]) => make("option", {value: k}, `step ${one.step}, ${one.split}, ${one.name}: mean return ${show(one.value)}`)));
     const left = data.left_out ? `, ${data.left_out} more in the files of the run` : "";
     count.textContent = `${shown.length} of ${trees.length} trees${left}`;
     return shown.map(([one]) => one);
@@ -196,7 +199,7 @@ function showTrees(data, section) {
   fillList();
   const hasHash = new URLSearchParams(location.hash.slice(1)).has("tree");
   if (!hasHash || !fromHash()) {
-    open(trees.at(-1));
+    open(widest(trees));
     const url = location.href;
     choose(tree.actions[0]);
     history.replaceState(null, "", url);
