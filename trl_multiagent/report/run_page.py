@@ -197,15 +197,13 @@ def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
     return list(found.values())
 
 
-def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[tuple[str, list[Row]]]:
-    """Returns the best and the worst tree, and then random ones, each with its name."""
-    ranked = sorted(trees, key=root_return, reverse=True)
-    chosen = [("best", ranked[0])]
-    if len(ranked) > 1:
-        chosen.append(("worst", ranked[-1]))
+def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[list[Row]]:
+    """Returns the best and the worst tree, and then random ones."""
+    best, *others = sorted(trees, key=root_return, reverse=True)
+    worst = others[-1:]
     # Not the global generator, which the rollouts use
-    others = random.Random(seed).sample(ranked[1:-1], max(0, min(number - 2, len(ranked) - 2)))
-    return [*chosen, *(("random", tree) for tree in others)][: max(0, number)]
+    more = random.Random(seed).sample(others[:-1], max(0, min(number - 2, len(others) - 1)))
+    return [best, *worst, *more][:number]
 
 
 def same_item(trees: list[list[Row]]) -> list[list[Row]]:

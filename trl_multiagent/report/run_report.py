@@ -118,7 +118,7 @@ class RunReport(RolloutCallback):
         self.next_kept = step + -(-state.max_steps // KEPT_STEPS)
         if self.latest and self.latest[0]["step"] < step:
             self.keep(args, self.latest)
-        kept = [row for _, tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
+        kept = [row for tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
         self.followed, self.latest = self.followed or kept[-1]["item"], []
         self.keep(args, kept)
 
@@ -198,7 +198,7 @@ def chosen_trees(folder: Path) -> list[list[Row]]:
         for _, rows in pd.read_parquet(path).groupby("split"):
             step = int(rows["step"].max())
             batch = trees_of(rows[rows["step"] == step].to_dict("records"))
-            trees += [tree for _, tree in choose_trees(batch, 3, step)]
+            trees += choose_trees(batch, 3, step)
     return trees
 
 
