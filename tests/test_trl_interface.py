@@ -29,7 +29,15 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
-from trl.trainer.utils import RepeatSampler, add_fused_lm_head, create_model_from_path, get_config_model_id, pad
+from trl.trainer.utils import (
+    RepeatSampler,
+    add_fused_lm_head,
+    create_model_from_path,
+    get_config_model_id,
+    nanstd,
+    pad,
+    repeat_iterable_dataset,
+)
 
 from trl_multiagent import JointRewardTrainer, MADPOTrainer, MAGRPOTrainer
 from trl_multiagent.trainers.base.rollout_config import RESERVED
@@ -77,6 +85,8 @@ CALLED = {
     VLLMGeneration.generate: "self prompts images num_generations profiler",
     DistributedBackend.gather_params: "self params",
     RepeatSampler: "data_source mini_repeat_count batch_size repeat_count shuffle seed",
+    repeat_iterable_dataset: "dataset mini_repeat_count batch_size repeat_count",
+    nanstd: "tensor dim keepdim",
     unwrap_model_for_generation: (
         "model accelerator gather_deepspeed3_params generation_kwargs gradient_checkpointing_kwargs"
     ),

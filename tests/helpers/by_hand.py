@@ -127,16 +127,18 @@ class FixedRLOO(RLOOTrainer):
         return self.completions_of(prompt_ids)
 
 
-def trl_trainer(tmp_path, trainer_class, config_class, trainer, before, dataset, callbacks=(), **settings):
-    """TRL's own trainer, trained on the completions that an agent `solo` sampled."""
+def trl_trainer(
+    tmp_path, trainer_class, config_class, trainer, before, dataset, callbacks=(), rewards=(count_reward,), **settings
+):
+    """TRL's own trainer, trained on the completions that an agent `solo` sampled, by default with `count_reward`."""
     fixed = {**SHORT, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "beta": 0.0}
     args = config_class(str(tmp_path / "trl"), **{**fixed, **settings})
     given = {"train_dataset": dataset, "processing_class": before.tokenizers["solo"], "callbacks": [*callbacks]}
 
-    def reward(completions, **columns):
-        return count_reward([{"solo": text} for text in completions])
+    def of_one(function):
+        return lambda completions, **columns: function([{"solo": text} for text in completions])
 
-    single = trainer_class(before.agents["solo"], reward, args, **given)
+    single = trainer_class(before.agents["solo"], [of_one(function) for function in rewards], args, **given)
     samples = [node.samples["solo"] for node in trainer._turns[0]]
     single.given = {tuple(s.prompt_ids): s.completion_ids for s in samples}
     single.train()

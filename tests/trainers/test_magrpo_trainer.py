@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, IterableDataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import EarlyStoppingCallback
 from trl import RichProgressCallback
@@ -426,6 +426,36 @@ def test_an_empty_prompt(tmp_path):
         tiny_trainer(tmp_path, environment=environment).train()
 
 
+def test_a_stream_trains_and_resumes_as_a_dataset_does(tmp_path):
+    """Each batch is read once, and used for two steps. A resumed run goes on where it stopped reading."""
+    read = []
+
+    def rows():
+        for row in tiny_items(12):
+            read.append(row)
+            yield row
+
+    def train(data, folder, **resume):
+        settings = {
+            "items_per_device": 2,
+            "num_iterations": 2,
+            "max_steps": 6,
+            "save_steps": 4,
+            "save_strategy": "steps",
+        }
+        trainer = tiny_trainer(tmp_path / folder, train_dataset=data, shuffle_dataset=False, **settings)
+        trainer.train(**resume)
+        return trainer.team.state_dict()
+
+    expected = train(tiny_items(12), "dataset")
+    stream = IterableDataset.from_generator(rows)
+    whole = train(stream, "stream")
+    assert len(read) <= 2 + 6 + 2  # the first item is also looked at before, and the loader is one batch ahead
+    resumed = train(stream, "stream", resume_from_checkpoint=str(tmp_path / "stream" / "checkpoint-4"))
+    for name, value in expected.items():
+        assert torch.equal(whole[name], value) and torch.equal(resumed[name], value)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -434,6 +464,9 @@ def test_an_empty_prompt(tmp_path):
         ({"train_dataset": DatasetDict(train=tiny_items(4))}, r"got `DatasetDict`: choose a split of \['train'\]"),
         ({"train_dataset": [{"x": "a"}]}, r"got `list`: `Dataset.from_list\(rows\)` makes one"),
         ({"train_dataset": "org/data"}, r"got `str`: `load_dataset\('org/data', split=...\)` loads one"),
+        ({"train_dataset": tiny_items(4).to_iterable_dataset(), "max_steps": -1}, "is a stream, .* set `max_steps`"),
+        ({"equal_episodes": True}, "needs `branching: episodes`"),
+        ({"advantage_normalization": "rewards", "credit": "nothing"}, "both replace the return"),
         ({"callbacks": [EarlyStoppingCallback()]}, "needs `eval_strategy` and a `metric_for_best_model`"),
         ({"eval_dataset": tiny_items(4).to_iterable_dataset()}, r"got `IterableDataset`: `Dataset.from_list\("),
     ],

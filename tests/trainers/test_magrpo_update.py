@@ -10,8 +10,9 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, RLOOConfig
 
 import trl_multiagent
-from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import nodes_of_episode
 
 from by_hand import (
     FixedGRPO,
@@ -267,6 +268,68 @@ def test_one_agent_and_one_turn_equals_trl(tmp_path, ours, theirs):
         settings = {"loss_type": theirs, "scale_rewards": "none"}
         expected, _ = trl_update(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **settings)
     assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected) < 1e-5
+
+
+def length_reward(completions, **columns):
+    """A reward of another scale, which leaves some completions out."""
+    texts = ["".join(by_role.values()) for by_role in completions]
+    return [None if len(text) % 4 == 3 else 100.0 * len(text) for text in texts]
+
+
+def test_reward_functions_that_are_normalized_before_the_sum_equal_trl(tmp_path):
+    functions, weights = [count_reward, length_reward], [1.0, 0.3]
+    environment = FunctionEnvironment({"solo": "{prompt}"}, functions, reward_weights=weights)
+    dataset = tiny_items(2).add_column("prompt", ["First task:", "The second task:"])
+    settings = {"environment": environment, "train_dataset": dataset, "loss_type": "dr_grpo"}
+    team = tiny_team(("solo",))
+    gradients, trainer, before = one_update(tmp_path, team, advantage_normalization="rewards", **settings)
+    settings = {"loss_type": "dr_grpo", "multi_objective_aggregation": "normalize_then_sum"}
+    settings |= {"reward_weights": weights, "rewards": functions}
+    expected, _ = trl_update(tmp_path, FixedGRPO, GRPOConfig, trainer, before, dataset, **settings)
+    assert distance({name.removeprefix("models.solo."): g for name, g in gradients.items()}, expected) < 1e-5
+
+
+@pytest.mark.parametrize("branching", ["tree", "episodes"])
+def test_returns_of_reward_functions_are_normalized_over_all_turns(tmp_path, branching):
+    """A function with rewards a million times as large as those of the other changes nothing."""
+
+    def large(completions, **columns):
+        return [1e6 * x for x in count_reward(completions)]
+
+    def again(item, history):
+        return {role: f"Again, {role}:" for role in history[-1].prompts}
+
+    gradients, prompts = [], {role: f"Task, {role}:" for role in ("aux", "main")}
+    for functions in ([count_reward, length_reward], [large, length_reward]):
+        environment = FunctionEnvironment(prompts, functions, transition=again)
+        settings = {"num_turns": 2, "discount": 0.5, "branching": branching, "advantage_normalization": "rewards"}
+        gradients.append(one_update(tmp_path, environment=environment, **settings)[0])
+    assert distance(*gradients) < 5e-3
+
+
+def test_every_episode_has_the_same_weight(tmp_path):
+    """Some episodes have one turn, others two: the loss is the mean over episodes of the mean over their turns."""
+
+    @workflow(roles=("solo",))
+    async def talk(item, agents):
+        text = await agents.solo("one:")
+        if sum(map(ord, text)) % 2:
+            text = await agents.solo("two:")
+        return 1.0 + len(text)
+
+    settings = {"branching": "episodes", "equal_episodes": True, "config": TRAINERS["raw"][1]}
+    settings |= {"trainer": TRAINERS["raw"][0], "environment": talk}
+    found, trainer, start = one_update(tmp_path, tiny_team(("solo",)), **settings)
+    episodes = [nodes_of_episode(root) for root in trainer._turns[0]]
+    assert {len(nodes) for nodes in episodes} == {1, 2}
+    loss = 0.0
+    for nodes in episodes:
+        for node in nodes:
+            samples = node.samples["solo"]
+            logps = log_probability(start.agents["solo"], samples.prompt_ids, samples.completion_ids[0])
+            loss = loss - nodes[-1].rewards[0] * logps.sum() / len(nodes)
+    (loss / len(episodes)).backward()
+    assert distance(found, {name: x.grad for name, x in start.named_parameters()}) < 1e-5
 
 
 def every_third_is_none(completions, **columns):

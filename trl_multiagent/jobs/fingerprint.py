@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers.trainer_pt_utils import get_model_param_count
 
 
@@ -35,9 +35,11 @@ def checksum_of_weights(parameters: Iterable[torch.nn.Parameter]) -> str:
     return f"{total % 2**64:016x}"
 
 
-def describe_dataset(dataset: Dataset) -> str:
-    """Returns the size, the columns and the digest of a dataset."""
-    columns = ", ".join(sorted(dataset.column_names))
+def describe_dataset(dataset: Dataset | IterableDataset) -> str:
+    """Returns the columns of a dataset and, unless it is a stream, its size and the digest."""
+    columns = ", ".join(sorted(dataset.column_names or ()))
+    if isinstance(dataset, IterableDataset):
+        return f"a stream with {columns}"
     return f"{len(dataset)} items with {columns}, digest {digest_of_rows(dataset)}"
 
 

@@ -24,7 +24,11 @@ class MAGRPOConfig(RolloutConfig):
         advantage_normalization (`bool` or `str`, *optional*, defaults to `False`): Whether to standardize the
             advantages within a group. If so, `advantage_mode` makes no difference. `"role"` standardizes each
             agent's advantages over the batch, as [Dr. MAS](https://huggingface.co/papers/2602.08847) does with its
-            rewards.
+            rewards. `"rewards"` standardizes the returns of each reward function over the group before they are
+            summed, and each agent's advantages over the batch, as TRL does with
+            `multi_objective_aggregation="normalize_then_sum"`.
+        equal_episodes (`bool`, *optional*, defaults to `False`): Whether every episode has the same weight in an
+            agent's policy loss, however many turns it has. By default, every turn has. Needs `branching="episodes"`.
         credit (`str`, *optional*): If set, a counterfactual reward is subtracted from an agent's return: the reward of
             the same joint action with the agent's answer replaced by an empty text (`"nothing"`) or by the agent's
             next completion at the node (`"sibling"`), see [`~rollout.credit`]. The environment scores up to N
@@ -33,7 +37,8 @@ class MAGRPOConfig(RolloutConfig):
 
     turn_gradient_weights: list[float] | None = setting(ge=0)
     advantage_mode: str = setting(default="mean", choices=("mean", "rloo", "max", "raw"))
-    advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role"))
+    advantage_normalization: bool | str = setting(default=False, choices=(False, True, "role", "rewards"))
+    equal_episodes: bool = setting(default=False)
     credit: str | None = setting(choices=("nothing", "sibling"))
 
     def _check_values(self) -> None:
@@ -45,6 +50,10 @@ class MAGRPOConfig(RolloutConfig):
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` "
                 "does not sample: use `credit: nothing`."
             )
+        if self.equal_episodes and self.branching == "tree":
+            raise ValueError("`equal_episodes` needs `branching: episodes`: the paths of a tree share their turns.")
+        if self.credit and self.advantage_normalization == "rewards":
+            raise ValueError("`credit` and `advantage_normalization: rewards` both replace the return: choose one.")
         if self.turn_gradient_weights is None:
             self.turn_gradient_weights = [1.0] * self.num_turns
         weights = self.turn_gradient_weights

@@ -2,9 +2,8 @@ import torch
 from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.jobs.distributed import fail_together
-from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known
+from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of
 from trl_multiagent.trainers.base.batch import Advantages, AgentTensors, Row
-from trl_multiagent.trainers.base.metrics import totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig, MAREINFORCEConfig, MAReMaxConfig, MARLOOConfig
 
@@ -22,7 +21,8 @@ class MAGRPOTrainer(RolloutTrainer):
         team ([`AgentTeam`]): The agents, one per role of the environment and in its order.
         environment ([`Environment`]): The task: its prompts and its joint reward.
         args ([`MAGRPOConfig`], *optional*): Configuration. If `None`, the algorithm's default configuration is used.
-        train_dataset ([`~datasets.Dataset`]): The items. The environment receives all columns.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The items. The environment receives
+            all columns. With a stream, `max_steps` has to be set.
         eval_dataset ([`~datasets.Dataset`] or `dict[str, Dataset]`, *optional*):
             Items for evaluation. For each, `num_generations_eval` episodes are sampled, without early termination.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
@@ -87,15 +87,17 @@ class MAGRPOTrainer(RolloutTrainer):
     def advantages(self, turns: Trees) -> Advantages:
         """
         Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's
-        completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. With
-        `advantage_normalization="role"`, the advantages of each agent are standardized over the batch.
+        completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. For the
+        settings that depend on more than a group, see [`~trainers.base.weights`].
         """
         if self.args.num_episodes is None:
             advantages = super().advantages(turns)
         else:
             advantages = [self._episode_advantages(nodes) for nodes in turns]
-        if self.args.advantage_normalization == "role":
-            self._normalize_by_role([by_role for nodes in advantages for by_role in nodes])
+        if isinstance(self.args.advantage_normalization, str) or self.args.equal_episodes:
+            from trl_multiagent.trainers.base.weights import weigh
+
+            weigh(self.args, self.environment, self.team.trained_roles, turns, advantages)
         return advantages
 
     def _judge(self, turns: Trees) -> None:
@@ -133,17 +135,6 @@ class MAGRPOTrainer(RolloutTrainer):
                 for node, advantage in zip(group, self._over_siblings(returns).split(1), strict=True):
                     advantages[id(node)][role] = advantage
         return [advantages[id(node)] for node in nodes]
-
-    def _normalize_by_role(self, advantages: list[dict[str, torch.Tensor]]) -> None:
-        """Standardizes each agent's advantages over the batches of all processes, in place."""
-        values: dict[str, list[float]] = {role: [] for role in self.team.trained_roles}
-        for by_role in advantages:
-            for role, own in by_role.items():
-                values[role] += known(own.tolist())
-        totals = totals_of_all(values)
-        for by_role in advantages:
-            for role, own in by_role.items():
-                by_role[role] = totals[role].standardize(own) + 0 * own  # NaN stays NaN
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head
+from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, repeat_iterable_dataset
 
 from trl_multiagent.environments.base import (
     Environment,
@@ -79,7 +79,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         team: AgentTeam,
         environment: Environment,
         args: RolloutConfig | None = None,
-        train_dataset: Dataset | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[torch.optim.Optimizer | None, torch.optim.lr_scheduler.LambdaLR | None] = (None, None),
@@ -123,7 +123,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
-            self.sampler.check_items(items, environment)
+            self.sampler.check_items([*items.take(1)], environment)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
         """
@@ -220,8 +220,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     # Data: a batch has `items_per_device` items, each the root of one tree
 
     def get_train_dataloader(self) -> DataLoader:
-        size, sampler = self.args.items_per_device, self._get_train_sampler
-        return self._get_dataloader(self.train_dataset, "Training", size, sampler_fn=sampler, is_training=True)
+        dataset, size, sampler = self.train_dataset, self.args.items_per_device, self._get_train_sampler
+        if isinstance(dataset, IterableDataset):  # in the order of `EpochSampler`
+            stream = dataset.shuffle(self.args.seed) if self.shuffle_dataset else dataset
+            dataset = repeat_iterable_dataset(stream, 1, size * self.args.world_size, self.num_iterations)
+        return self._get_dataloader(dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
@@ -533,7 +536,7 @@ def check_inputs(
     team: AgentTeam,
     environment: Environment,
     args: RolloutConfig,
-    train_dataset: Dataset | None,
+    train_dataset: Dataset | IterableDataset | None,
     eval_dataset: Dataset | dict[str, Dataset] | None,
 ) -> None:
     """
@@ -545,9 +548,13 @@ def check_inputs(
     args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)
     args.check_tree_size(len(team.roles))
-    datasets = {"train_dataset": [train_dataset], "eval_dataset": eval_datasets(eval_dataset)}
-    for name, dataset in ((name, x) for name, found in datasets.items() for x in found):
-        check_dataset(name, dataset)
+    for dataset in eval_datasets(eval_dataset):
+        check_dataset("eval_dataset", dataset)
+    if isinstance(train_dataset, IterableDataset):
+        if args.max_steps < 1:
+            raise ValueError("`train_dataset` is a stream, whose length is not known: set `max_steps`.")
+        return
+    check_dataset("train_dataset", train_dataset)
     assert train_dataset is not None
     if len(train_dataset) < args.items_per_device * args.world_size:
         raise ValueError(
