@@ -152,7 +152,7 @@ def documented() -> dict[str, str]:
 
 class HuggingFaceDocstrings(griffe.Extension):
     """
-    Makes Markdown of docstrings: of their sections, of the lists of arguments, and of references such as
+    Makes Markdown of docstrings: of their sections, of their arguments, and of references such as
     [`~MAGRPOTrainer.agent_loss`].
     """
 
@@ -162,23 +162,28 @@ class HuggingFaceDocstrings(griffe.Extension):
 
 
 def docstring_markdown(text: str, names: dict[str, str]) -> str:
+    """Returns a docstring as Markdown, with its arguments in tables."""
     lines, section = [], ""
     for line in text.splitlines():
         heading = re.fullmatch(r"(Args|Parameters|Returns|Yields|Raises|Example|Examples):", line)
         if heading:
             section = heading[1]
-            lines += [f"**{section}**", ""]
+            lines += ["", f"**{section}**", ""]
+            if section in ("Args", "Parameters"):
+                lines += ["| argument | type | |", "| --- | --- | --- |"]
             continue
         if line and not line.startswith(" "):
             section = ""
-        argument = re.fullmatch(r"    (\*{0,2}\w+) \((.*?)\):(?: (.*))?", line)
-        if section in ("Args", "Parameters") and argument:
-            line = f"- **{argument[1]}** ({argument[2]}): {argument[3] or ''}"
-        elif section in ("Args", "Parameters"):
-            line = line[4:]
-        elif section in ("Returns", "Yields", "Raises"):
-            line = line.strip()
-        lines.append(line)
+        if section in ("Args", "Parameters") and line:
+            argument = re.fullmatch(r"    (\*{0,2}\w+) \((.*?)\):(?: (.*))?", line)
+            cells = [f"**{argument[1]}**", argument[2], argument[3] or ""] if argument else [line.strip()]
+            cell = " | ".join(x.replace("|", r"\|") for x in cells)
+            if argument:
+                lines.append(f"| {cell} |")
+            else:  # the description goes on
+                lines[-1] = f"{lines[-1].removesuffix('|')}{cell} |"
+            continue
+        lines.append(line.strip() if section in ("Returns", "Yields", "Raises") else line)
     return re.sub(r"\[`(~?)([\w.]+)`\]", lambda match: reference(match[1], match[2], names), "\n".join(lines))
 
 

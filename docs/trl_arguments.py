@@ -33,31 +33,33 @@ NO_EFFECT = {
 }
 
 
+REFUSED = {
+    "multi_objective_aggregation": '`advantage_normalization="rewards"` is `normalize_then_sum`',
+    "reward_weights": "an argument of `FunctionEnvironment`",
+}
+
+
 def table() -> str:
-    """The table and the list of the arguments that work without a difference, as Markdown."""
+    """Returns a table of all arguments as Markdown: those without an effect first, those that work as in TRL last."""
     theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     ours = {field.name: field.default for field in dataclasses.fields(MAGRPOConfig)}
     unsupported = unsupported_by(MAGRPOConfig)
     renamed = {old.removeprefix("{algorithm}."): new for old, new in TRL_NAMES.items()}
-    rows: dict[str, list[str]] = {"no effect": [], "differs": []}
-    plain, refused = [], []
+    rows: dict[str, list[str]] = {"no effect": [], "differs": [], "refused": [], "as in TRL": []}
     for name, default in theirs.items():
         if name in renamed:
-            rows["differs"].append(f"| `{name}` | differs | in a recipe the same as `{renamed[name]}` |")
+            kind, text = "differs", f"in a recipe the same as `{renamed[name]}`"
         elif name in unsupported:
-            refused.append(f"`{name}`")
+            kind, text = "refused", REFUSED.get(name, "")
         elif name in NO_EFFECT:
-            rows["no effect"].append(f"| `{name}` | no effect | {NO_EFFECT[name]} |")
+            kind, text = "no effect", NO_EFFECT[name]
         elif name in DIFFERS or ours[name] != default:
-            text = DIFFERS.get(name, f"{ours[name]!r} by default, instead of {default!r}")
-            rows["differs"].append(f"| `{name}` | differs | {text} |")
+            kind, text = "differs", DIFFERS.get(name, f"{ours[name]!r} by default, instead of {default!r}")
         else:
-            plain.append(f"`{name}`")
-    lines = ["| argument | here | |", "| --- | --- | --- |", *(row for group in rows.values() for row in group)]
-    return (
-        "\n".join(lines)
-        + f"\n\nThese are refused: {', '.join(refused)}.\n\nThese work as they do in TRL: {', '.join(plain)}.\n"
-    )
+            kind, text = "as in TRL", ""
+        rows[kind].append(f"| `{name}` | {kind} | {text} |")
+    lines = ["| argument | here | |", "| --- | --- | --- |", *(row for of_kind in rows.values() for row in of_kind)]
+    return "\n".join(lines) + "\n"
 
 
 def updated(page: str) -> str:

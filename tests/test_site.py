@@ -116,10 +116,10 @@ def test_questions_are_answered_from_the_home_page(site):
     }  # the search finds them by the question
 
 
-def test_docstrings_become_lists_of_arguments_with_links(site):
+def test_docstrings_become_tables_of_arguments_with_links(site):
     html = site["api/trainers/"]
     argument = (
-        r"<li><strong>environment</strong> \(<a "
+        r"<td><strong>environment</strong></td>\s*<td><a "
         r'[^>]*href="\.\./environments/#trl_multiagent\.[\w.]+Environment"[^>]*><code>Environment</code></a>'
     )
     assert re.search(argument, html) and "<strong>Args</strong>" in html and "[`" not in html
