@@ -14,7 +14,7 @@ from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
-from trl_multiagent.runs.plan import size_of
+from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.team.files import load_tokenizer
 
 from prepared import parse_recipe
@@ -212,7 +212,7 @@ def test_the_plan_counts_what_the_team_trains(tmp_path, monkeypatch, family):
     (tmp_path / "run.yaml").write_text(task)
     for form, setting in (("full", "seed=1"), ("shared", "agent_model.share_weights=true"), ("lora", "peft.r=2")):
         run = parse_recipe("magrpo", TASK, ["--config", "run.yaml", "--override", setting])
-        size = size_of(run, run.make_environment(), [{"x": "1"}])
+        size = plan_size(run, run.make_environment(), [{"x": "1"}])
         team = AgentTeam.from_pretrained("base", ROLES, run.peft_config, share_weights=form == "shared")
         trained, frozen = (sum(x.numel() for x in team.parameters() if x.requires_grad == y) for y in (True, False))
         assert (size.trained, size.frozen + size.base) == (trained, frozen) and size.largest >= number

@@ -17,7 +17,7 @@ from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.gguf import converted, gguf_file_of
 from trl_multiagent.runs.models import loading_arguments
-from trl_multiagent.runs.plan import size_of
+from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.settings.schema import AgentModel
 from trl_multiagent.team.critics import load_backbone
 from trl_multiagent.team.load import LoadError, TeamLoader
@@ -476,7 +476,7 @@ def test_a_gguf_file_is_converted_once(gguf_file, tmp_path, monkeypatch, capsys)
     task += "prompts: {aux: '{x}', main: '{x}'}, reward_funcs: [trl.rewards.think_format_reward]}"
     (tmp_path / "run.yaml").write_text(task)
     run = parse_recipe("magrpo", TASK, ["--config", str(tmp_path / "run.yaml")])
-    size = size_of(run, run.make_environment(), [{"x": "1"}])
+    size = plan_size(run, run.make_environment(), [{"x": "1"}])
     assert len(headers) == 1 and not tensors
     team = AgentTeam.from_pretrained(gguf_file, ["aux", "main"])
     assert size.trained == sum(x.numel() for x in team.parameters())
@@ -551,4 +551,4 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(gguf_file, tmp_path, monkey
     task += "prompts: {aux: '{x}', main: '{x}'}, reward_funcs: [trl.rewards.think_format_reward]}"
     (tmp_path / "run.yaml").write_text(task)
     run = parse_recipe("magrpo", TASK, ["--config", "run.yaml"])
-    assert size_of(run, run.make_environment(), [{"x": "1"}]).trained == 2 * named.agents["aux"].num_parameters()
+    assert plan_size(run, run.make_environment(), [{"x": "1"}]).trained == 2 * named.agents["aux"].num_parameters()

@@ -75,7 +75,8 @@ import tempfile
 import venv
 from pathlib import Path
 
-from peft import LoraConfig
+import torch
+from peft import LoraConfig, get_peft_model
 from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoTokenizer
 
@@ -90,8 +91,8 @@ from trl_multiagent.configs.recipes.real.hidden import draw
 from trl_multiagent.configs.recipes.real.words import TRAINING
 from trl_multiagent.folders import cache_folder
 from trl_multiagent.models.packaged import smollm2
+from trl_multiagent.models.pretrained import without_weights
 from trl_multiagent.rollout.sampler import tokenize_prompts
-from trl_multiagent.runs.plan import count_parameters
 from trl_multiagent.trainers.base.memory import Size, memory_parts
 
 
@@ -249,7 +250,10 @@ def real_model(options: argparse.Namespace) -> None:
 def planned(settings: dict) -> float:
     """The peak of memory that the plan of a run computes, in bytes."""
     config, agents = AutoConfig.from_pretrained(settings["model"]), settings["agents"]
-    own, base, _ = count_parameters(config, LoraConfig(**ADAPTER) if settings["lora"] else None)
+    own, base = (model := without_weights(config)).num_parameters(), 0
+    if settings["lora"]:
+        with torch.device("meta"):
+            own, base = get_peft_model(model, LoraConfig(**ADAPTER)).get_nb_trainable_parameters()[0], own
     question = SPEAKER if agents == 2 else ALONE
     asked = [[{"role": "user", "content": question.format(**item)}] for item in settings["items"]]
     prompts = tokenize_prompts(AutoTokenizer.from_pretrained(settings["model"]), asked)

@@ -5,7 +5,7 @@ import torch
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.trainers.base import memory
-from trl_multiagent.trainers.base.memory import Size, choose_rows, size_of_batch
+from trl_multiagent.trainers.base.memory import Size, choose_rows, size_of
 
 from by_hand import distance, one_update
 from tiny import SAVED, team_of, tiny_llama, tiny_team, tiny_trainer
@@ -53,7 +53,7 @@ def test_a_fifth_of_the_memory_stays_free():
 def test_the_team_is_measured(tmp_path, monkeypatch, form):
     """As `plan` counts it, and on the prompts of its first batch."""
     sizes = []
-    monkeypatch.setattr(memory, "size_of_batch", lambda *args: sizes.append(size_of_batch(*args)) or sizes[0])
+    monkeypatch.setattr(memory, "size_of", lambda *args: sizes.append(size_of(*args)) or sizes[0])
     _, trainer, _ = one_update(tmp_path, team_of(form), beta=0.1, **OPEN)
     (size,) = sizes
     trained = sum(x.numel() for x in trainer.team.parameters() if x.requires_grad)

@@ -38,17 +38,22 @@ class TooLongError(ValueError):
     """A text has more tokens than its model has positions. The message names the text, and says what to do."""
 
 
-def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
+def load_model(name: str, device_map: Any = None, **kwargs: Any) -> PreTrainedModel:
     """
     Loads a model, of the class that [`class_of`] returns. It stays on the CPU, because the trainer places the whole
-    team on the accelerator. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
+    team on the accelerator. With the `device_map` `"meta"`, it is built from its configuration, without weights. Of a
+    composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
     kwargs = {"trust_remote_code": False, **kwargs}
     if find_file(name, ADAPTER_CONFIG, **hub_arguments(kwargs)) is not None:  # transformers would build it
         raise ValueError(f"{name} holds an adapter ({ADAPTER_CONFIG}), where a whole model is expected.")
-    given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
-    architecture = class_of(AutoConfig.from_pretrained(name, **given))
-    model = create_model_from_path(name, architecture, **{"device_map": None, **kwargs})
+    if device_map == "meta":
+        config, options = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **kwargs)
+        model = without_weights(config, **options)
+    else:
+        given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
+        architecture = class_of(AutoConfig.from_pretrained(name, **given))
+        model = create_model_from_path(name, architecture, device_map=device_map, **kwargs)
     if model.config.get_text_config() is not model.config:
         model.requires_grad_(False)
         for parameter in text_parameters(model):
@@ -68,14 +73,14 @@ def class_of(config: PreTrainedConfig) -> Any:
     return getattr(transformers, config.architectures[0], AutoModelForCausalLM)
 
 
-def without_weights(config: PreTrainedConfig) -> PreTrainedModel:
-    """Builds the model of a checkpoint on the device `meta`."""
+def without_weights(config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
+    """Builds the model of a checkpoint on the device `meta`. `options`: arguments of its class."""
     cls = class_of(config)
     is_trusted = type(config).__module__.startswith("transformers_modules")  # a class of the model's repository
     with torch.device("meta"):
         if cls is AutoModelForCausalLM:
-            return cls.from_config(config, trust_remote_code=is_trusted)
-        return cls(config)
+            return cls.from_config(config, trust_remote_code=is_trusted, **options)
+        return cls._from_config(config, **options)
 
 
 def text_model(model: PreTrainedModel) -> PreTrainedModel:

@@ -6,49 +6,26 @@ docs/memory.md for the formulas. The memory of sampling and of the update is an 
 the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
-import copy
+import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
-import torch
 from accelerate import PartialState
 from datasets import Dataset
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.folders import ADAPTER_CONFIG
-from trl_multiagent.models.adapter_config import read_adapter_config
-from trl_multiagent.models.gguf import converted
-from trl_multiagent.models.packaged import packaged
-from trl_multiagent.models.packing import can_pack
-from trl_multiagent.models.pretrained import (
-    find_file,
-    has_routers,
-    hub_arguments,
-    outside_of_text,
-    router_loss_coef,
-    text_parameters,
-    without_weights,
-)
-from trl_multiagent.models.reasoning import template_kwargs
-from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.sampler import tokenize_prompts
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.critics import model_names
-from trl_multiagent.team.files import TeamFile, find_sources, load_tokenizer
-from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.memory import Size, choose_rows, describe_rows, measure_prompts, memory_parts
+from trl_multiagent.trainers.base.memory import Size, choose_rows, describe_rows, memory_parts, size_of
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.team_trainer import router_loss_coefs
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -212,117 +189,37 @@ def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) 
         number = "in bfloat16" if run.training_args.bf16 else "in float16" if run.training_args.fp16 else "in float32"
         print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}, computing {number}:")
         try:
-            size = size_of(run, environment, datasets[0])
+            size = plan_size(run, environment, datasets[0])
         except OSError as error:
             return print(f"  unknown, because a model cannot be read. {' '.join(str(error).split())}")
     print(*(f"  {line}" for line in memory_lines(run, size, stage, processes, gpu)), sep="\n")
 
 
-def size_of(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
-    """Counts the parameters of models without weights. It reads configurations and tokenizers, also from the Hub."""
-    args, loader, roles = run.training_args, run.loader, environment.roles
-    sources, saved_team = find_sources(build(loader.models, loader.builders), roles, {})
-    arguments = dict(loader.arguments)
-    gguf_file = arguments.pop("gguf_file", "")
-    names = {}  # what the model of each role is read from; for an adapter, its base
-    configs = {}
-    own, base, rest = {}, {}, {}
-    for role, source in sources.items():
-        saved = read_adapter_config(source) if find_file(source, ADAPTER_CONFIG) is not None else None
-        start = str(Path(source) / gguf_file) if saved is None and saved_team is None else source
-        base_name = start if saved is None else packaged(str(saved.base_model_name_or_path))
-        names[role] = converted(base_name, **hub_arguments(arguments), weights=False)
-        fresh = loader.peft_config if role in (loader.adapter_roles or roles) else None
-        configs[role] = AutoConfig.from_pretrained(names[role], **arguments)
-        own[role], base[role], rest[role] = count_parameters(configs[role], saved or fresh)
-    bases = {names[role]: number for role, number in base.items() if number}
-    on_base = Counter(names[role] for role, number in base.items() if number)
-    largest = max(roles, key=lambda role: own[role] + base[role] + rest[role])
-    size_of_largest = own[largest] + base[largest] + rest[largest]
-    if (run.agent_model.share_weights or (saved_team is not None and saved_team.form == "shared")) and not bases:
-        own = {role: own[role] for role in roles[:1]}
-    learning = [role for role in roles if role not in (args.frozen_agents or ())]
-    trained = sum(number for role, number in own.items() if role in learning)
-    outside = sum(rest[role] for role in own)
-    frozen = sum(own.values()) - trained + outside
-    if vars(args).get("beta", 0.0) != 0.0:
-        frozen += trained + outside  # of reference policies
-    critics = args.critic_names(learning)
-    if isinstance(args, ActorCriticConfig) and args.critic_form != "head":
-        adapter = LoraConfig(r=args.critic_lora_r, target_modules="all-linear")
-        for name in model_names(args.critic_models, critics).values():
-            config = (
-                configs[roles[0]]
-                if name is None
-                else AutoConfig.from_pretrained(build(name, run.builders), trust_remote_code=False)
-            )
-            trained += count_parameters(config, adapter if args.critic_form == "adapter" else None)[0]
-    base_bytes = 4.0 if loader.base_dtype(run.compute_dtype) == "float32" else 2.0
+def plan_size(run: PreparedRun, environment: Environment, items: Sequence[dict]) -> Size:
+    """
+    Builds the team to train without weights, with its critics and reference policies, and counts its parameters and
+    the tokens of first prompts. It reads configurations and tokenizers, also from the Hub.
+    """
+    args = run.training_args
+    team = run.loader.outline(environment.roles, run.dtype)
+    team.freeze(args.frozen_agents or ())
+    has_reference = vars(args).get("beta", 0.0) != 0.0
+    reference = team.frozen_copy() if has_reference and team.form != "lora" else None
+    if isinstance(args, ActorCriticConfig):
+        from trl_multiagent.trainers.base.actor_critic_trainer import add_critics
+
+        add_critics(team, args)
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
+    nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
+    prompts = [[x.ids for x in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
+    longest = max((len(ids) for of_role in prompts for ids in of_role), default=0)
+    longest += args.num_turns * args.max_completion_length
+    size = size_of(team, reference, prompts, longest, not router_loss_coefs(team, args))
+    base_bytes = 4.0 if run.loader.base_dtype(run.compute_dtype) == "float32" else 2.0
     if run.agent_model.is_quantized:
         base_bytes = 0.5 if run.agent_model.load_in_4bit else 1.0
-    prompts = measure_prompts(first_prompts(run, names, saved_team, environment, items))
-    text = configs[largest].get_text_config()
-    model = without_weights(configs[largest])
-    has_router_loss = has_routers(model) and router_loss_coef(text, args.router_aux_loss_coef) != 0.0
-    longest = prompts["prompt"] + args.num_turns * args.max_completion_length
-    return Size(
-        trained=trained,
-        frozen=frozen,
-        base=sum(bases.values()),
-        base_bytes=base_bytes,
-        largest=size_of_largest,
-        dimensions=text,
-        **prompts,
-        agents=len(roles),
-        joint=min(prompts["acting"], len(roles) if len(own) < len(roles) else max(on_base.values(), default=1)),
-        adapters=sum(own[role] for role, number in base.items() if number),
-        packs=not has_router_loss and can_pack(model, longest),
-        critics=len(critics),
-        models=len({names[role] if base[role] else role for role in own}),
-    )
-
-
-def count_parameters(config: Any, adapter: LoraConfig | None) -> tuple[int, int, int]:
-    """
-    Counts parameters. Without an adapter, returns the model's parameters that texts reach, 0 and its other ones; with
-    one, the adapter's, its base's and 0.
-    """
-    model = without_weights(config)
-    number = model.num_parameters()
-    if adapter is None:
-        of_text = sum(parameter.numel() for parameter in text_parameters(model))
-        return of_text, 0, number - of_text
-    adapter = copy.deepcopy(adapter)
-    adapter.inference_mode = False  # saved adapters have True
-    adapter.exclude_modules = adapter.exclude_modules or outside_of_text(model)
-    with torch.device("meta"):
-        return get_peft_model(model, adapter).get_nb_trainable_parameters()[0], number, 0
-
-
-def first_prompts(
-    run: PreparedRun,
-    sources: Mapping[str, str],
-    saved_team: TeamFile | None,
-    environment: Environment,
-    items: Sequence[dict],
-) -> list[list[list[int]]]:
-    """
-    Returns the token ids of the first prompts of the first items, of each agent that acts.
-    `sources`: the model of each role. `saved_team`: the team that is loaded, if it is a saved one.
-    """
-    args, own = run.training_args, []
-    given = run.loader.arguments  # which replace what a saved team has
-    nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
-    for role, source in sources.items():
-        tokenizer = load_tokenizer(source, given.get("tokenizer_kwargs", {}))
-        as_chat = uses_chat_template(tokenizer, args.use_chat_template)
-        reasoning = given.get("reasoning", saved_team and saved_team.reasoning[role])
-        own_kwargs = saved_team.chat_template_kwargs[role] if saved_team else {}
-        kwargs = template_kwargs(reasoning, given.get("chat_template_kwargs", own_kwargs))
-        prompts = [whole_prompt(role, (), node.prompts[role], as_chat) for node in acting(role, nodes)]
-        if prompts:
-            own.append(tokenize_prompts(tokenizer, prompts, **kwargs))
-    return own or [[[]] for _ in sources]
+    copies = size.adapters if has_reference and reference is None else 0
+    return dataclasses.replace(size, frozen=size.frozen + copies, base_bytes=base_bytes)
 
 
 def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: str) -> Iterator[str]:
@@ -340,31 +237,20 @@ def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: 
                 yield f"{phase:<9} {name:<24}{number / GB:9.3f} GB"
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     peak = sums["held"] + max(sums["sampling"], sums["update"])
-    advice = engine_advice(args, size, processes, card, peak) if engines else ""
+    advice = engine_advice(args, size, card) if engines else ""
     if peak > USABLE * card and not advice:
         advice = "see docs/out_of_memory.md"
     fits = f"it does not fit: {advice}" if advice else "it fits"
     yield f"{'peak':<34}{peak / GB:9.3f} GB of {GPUS[gpu]} GB ({gpu}): {fits}"
 
 
-def engine_advice(args: RolloutConfig, size: Size, processes: int, card: float, peak: float) -> str:
-    """
-    Returns what is needed if the part of an engine does not hold the weights of its model, else an empty text. `peak`:
-    bytes that a process needs in all.
-    """
-    given, number = args.vllm_gpu_memory_utilization, 2.0 if args.bf16 or args.fp16 else 4.0
-    weights = number * size.largest
-    parallel = [n for n in range(args.vllm_tensor_parallel_size, processes + 1) if processes % n == 0]
-    shares = {n: LEAST_ROOM * weights / n * size.models / card for n in parallel}
-    if given >= shares[parallel[0]]:
+def engine_advice(args: RolloutConfig, size: Size, card: float) -> str:
+    """Returns what is needed if the part of an engine does not hold the weights of its model, else an empty text."""
+    weights = (2.0 if args.bf16 or args.fp16 else 4.0) * size.largest / args.vllm_tensor_parallel_size
+    room = args.vllm_gpu_memory_utilization * card / size.models
+    if room >= LEAST_ROOM * weights:
         return ""
-    problem = (
-        f"{weights / parallel[0] / GB:.1f} GB of weights in an engine of {given * card / size.models / GB:.1f} GB: "
+    return (
+        f"{weights / GB:.1f} GB of weights in an engine of {room / GB:.1f} GB: raise `vllm_gpu_memory_utilization` or "
+        "`vllm_tensor_parallel_size`, or use servers (`vllm_mode: server`)"
     )
-    for n in sorted(parallel, key=lambda n: given < shares[n]):
-        share = max(given, math.ceil(20 * shares[n]) / 20)
-        if peak + (share - given) * card <= USABLE * card:
-            changes = {"vllm_tensor_parallel_size": n} if n > parallel[0] else {}
-            changes |= {"vllm_gpu_memory_utilization": share} if share > given else {}
-            return problem + "set " + ", ".join(f"`{name}: {value}`" for name, value in changes.items())
-    return f"{problem}use servers (`vllm_mode: server`) or more GPUs"

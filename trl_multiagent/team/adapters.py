@@ -172,7 +172,7 @@ def load_adapters(
                 adapted[key].add_adapter(role, config, **dtype)
             else:
                 adapted[key] = get_peft_model(base, config, adapter_name=role, **dtype)
-        if is_saved:
+        if is_saved and model_init_kwargs.get("device_map") != "meta":
             load_adapter_weights(adapted[key], role, source, **hub)
         models[role] = adapted[key]
         keep_adapter_in_float32(models[role], role)

@@ -31,6 +31,7 @@ from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
     copied,
+    load_model,
     outside_of_text,
     seeded,
     text_model,
@@ -293,6 +294,8 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
     backbone.tokenizer = load_tokenizer(source, {})
+    if agent.device.type == "meta":
+        return text_model(load_model(converted(source, weights=False), device_map="meta"))
     return load_backbone(source, dtype)
 
 

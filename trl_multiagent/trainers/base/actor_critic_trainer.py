@@ -62,7 +62,7 @@ class ActorCriticTrainer(RolloutTrainer):
     # Methods that an algorithm defines
 
     def critic_of(self, role: str) -> str:
-        """Returns the critic that judges an agent. The critic starts from the first agent that it judges."""
+        """Returns the critic that judges an agent."""
         raise NotImplementedError
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
@@ -93,22 +93,7 @@ class ActorCriticTrainer(RolloutTrainer):
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         team.freeze(args.frozen_agents or ())
         self.team = team
-        settings = CriticSettings(
-            form=args.critic_form,
-            models=args.critic_models,
-            head_hidden_dim=args.critic_value_head_hidden_dim,
-            lora_r=args.critic_lora_r,
-            seed=args.seed,
-        )
-        roles: dict[str, str] = {}  # by critic, the agent that it starts from
-        for role in team.trained_roles:
-            roles.setdefault(self.critic_of(role), role)
-        if team.critics is None:
-            team.add_critics(make_critics(team.policies, team.tokenizers, roles, settings))
-        elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
-            raise ValueError(
-                "The team has critics of an earlier trainer with other settings: save it, and load its agents."
-            )
+        add_critics(team, args)
         team.train(team.training)
         if args.process_index == 0 and args.critic_type == "q" and args.completions_per_node == 1:
             logger.warning(
@@ -285,6 +270,27 @@ class ActorCriticTrainer(RolloutTrainer):
             # A sum over processes, but gradients are averaged over processes
             losses[key] = self.args.value_loss_coef * loss * self.accelerator.num_processes
         return losses
+
+
+def add_critics(team: AgentTeam, args: ActorCriticConfig) -> None:
+    """
+    Makes the critics of a team. A critic starts from the first agent that it judges. Raises `ValueError` if the team
+    has other critics.
+    """
+    settings = CriticSettings(
+        form=args.critic_form,
+        models=args.critic_models,
+        head_hidden_dim=args.critic_value_head_hidden_dim,
+        lora_r=args.critic_lora_r,
+        seed=args.seed,
+    )
+    roles = dict(zip(args.critic_names(team.trained_roles), team.trained_roles, strict=False))
+    if team.critics is None:
+        team.add_critics(make_critics(team.policies, team.tokenizers, roles, settings))
+    elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
+        raise ValueError(
+            "The team has critics of an earlier trainer with other settings: save it, and load its agents."
+        )
 
 
 def value_errors(

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.packing import can_pack, divide
 from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.rollout.tree import Trees, acting
+from trl_multiagent.rollout.tree import acting
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -157,22 +157,21 @@ def tokens_of(size: Size, sequences: int, length: int, prompt: int, completions:
     return len(packed) * max(packed)
 
 
-def measure_prompts(prompts: Iterable[list[list[int]]]) -> dict[str, int]:
-    """Returns the fields of [`Size`] about first prompts. `prompts`: of each agent that acts, their token ids."""
-    own = list(prompts)
-    longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
-    common = sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*longest, strict=False)))
-    return {"prompt": max(map(len, longest)), "common": common, "acting": len(own)}
-
-
-def size_of_batch(team: AgentTeam, reference: torch.nn.Module | None, turns: Trees, packs: bool) -> Size:
+def size_of(
+    team: AgentTeam,
+    reference: torch.nn.Module | None,
+    prompts: Iterable[list[list[int]]],
+    longest: int,
+    packs: bool,
+) -> Size:
     """
-    Returns the numbers of a team and of the first prompts of a batch of trees.
+    Returns the numbers of a team, possibly with critics and without weights, and of prompts.
 
     Args:
-        team ([`AgentTeam`]): The team, possibly with critics.
+        team ([`AgentTeam`]): The team.
         reference (`torch.nn.Module`, *optional*): The reference policy, if it is a model of its own.
-        turns (`Trees`): The nodes of every turn.
+        prompts (`Iterable[list[list[int]]]`): Of each agent, the token ids of its first prompts, possibly none.
+        longest (`int`): Number of tokens of the longest sequence.
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
     policies, roles = team.policies, Counter(map(id, team.policies.values()))
@@ -182,11 +181,8 @@ def size_of_batch(team: AgentTeam, reference: torch.nn.Module | None, turns: Tre
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
     largest = max(numbers, key=numbers.__getitem__)
     trained = count(x for x in team.parameters() if x.requires_grad)
-    prompts = {role: [node.samples[role].prompt_ids for node in acting(role, turns[0])] for role in team.roles}
-    measured = measure_prompts(x for x in prompts.values() if x)
-    longest = max(
-        len(x.prompt_ids) + max(map(len, x.completion_ids)) for y in turns for z in y for x in z.samples.values()
-    )
+    own = [of_agent for of_agent in prompts if of_agent] or [[[]]]
+    of_longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
     return Size(
         trained=trained,
         frozen=count(team.parameters()) - trained - count(base) + (count(reference.parameters()) if reference else 0),
@@ -194,12 +190,15 @@ def size_of_batch(team: AgentTeam, reference: torch.nn.Module | None, turns: Tre
         base_bytes=sum(x.nbytes for x in base) / max(1, sum(x.numel() for x in base)),
         largest=numbers[largest],
         dimensions=team.agents[largest].config.get_text_config(),
-        **measured,
+        prompt=max(map(len, of_longest)),
+        common=sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*of_longest, strict=False))),
         agents=len(team.roles),
-        joint=min(measured["acting"], max(roles.values())),
+        acting=len(own),
+        joint=min(len(own), max(roles.values())),
         adapters=sum(count(adapter_parameters(policies[role], role)) for role in team.adapted_roles),
         packs=packs and all(can_pack(agent, longest) for agent in team.agents.values()),
         critics=0 if team.critics is None else len(team.critics.names),
+        models=len(team.models),
     )
 
 
@@ -281,7 +280,10 @@ def describe_rows(args: Any) -> str:
 def choose_for(trainer: Any) -> None:
     """Chooses the rows of a forward and checkpointing for the run of a trainer, alike on all processes."""
     args, accelerator, turns = trainer.args, trainer.accelerator, trainer._turns
-    size = size_of_batch(trainer.team, trainer.ref_model, turns, not trainer._router_loss_coefs)
+    samples = [x for nodes in turns for node in nodes for x in node.samples.values()]
+    longest = max(len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in samples)
+    first = [[node.samples[role].prompt_ids for node in acting(role, turns[0])] for role in trainer.team.roles]
+    size = size_of(trainer.team, trainer.ref_model, first, longest, not trainer._router_loss_coefs)
     sizes = gather_object([(memory_of(accelerator.device, trainer.team), size)])
     memory, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
     stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
