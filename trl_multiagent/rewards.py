@@ -1,21 +1,21 @@
 """Reward functions for TRL's trainers of a single model."""
 
 import ast
+import contextlib
 import itertools
 import re
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS
-from trl_multiagent.code.extraction import FENCE, MAX_CHARS, read_function
+from trl_multiagent.code.extraction import FENCE, read_function, read_module
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.models.reasoning import BEGIN, END, find_answer
 from trl_multiagent.tasks.code_generation.data import mbpp_row
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
-from trl_multiagent.tasks.code_generation.item_facts import read_problem
+from trl_multiagent.tasks.code_generation.item_facts import Problem, read_problem
 from trl_multiagent.tasks.code_generation.reward import MAIN
 
 
@@ -91,50 +91,34 @@ class CodeRewardFunction:
 
 
 def complete(item: dict[str, Any], answer: str) -> str:
-    """Returns an answer, behind the problem's prompt if only both together define the function."""
+    """Returns an answer, with the problem's prompt or signature if it is only the function's body."""
     prompt, name = item["prompt"], item["entry_point"]
-    problem = read_problem(prompt, name)
-    header = f"{problem.prefix}\n\n\n{problem.signature}\n"
-    found = {text: read_function(text, name) for text in (answer, prompt + answer)}
-    bodies = ((text, read_function(text, name)) for text in (header + body for body in read_bodies(answer)))
-    for text, code in itertools.chain(found.items(), bodies):
+    texts = (answer, prompt + answer)
+    for text in itertools.chain(texts, with_body(read_problem(prompt, name), answer)):
+        code = read_function(text, name)
         if not (code.problem or code.error or code.is_opaque):  # in a body, the name may belong to a variable
             return text
-    return next((text for text, code in found.items() if not code.problem), answer)
+    return next((text for text in texts if not read_function(text, name).problem), answer)
 
 
-def read_bodies(answer: str) -> Iterator[str]:
+def with_body(problem: Problem, answer: str) -> Iterator[str]:
     """
-    Yields an answer as a function's body, at a level of its own. The first line begins where it does, or where another
-    one does, because decoders strip texts. A body at the margin is indented.
+    Yields functions with an answer as their body, which may be in a block of code. It has a level of its own. The
+    first line may not be at this level, because decoders strip texts. At the margin, the body ends with `return`.
     """
-    answer = answer.replace("\r\n", "\n")[:MAX_CHARS]
+    header = f"{problem.prefix}\n\n\n{problem.signature}\n"
     for text in ("\n".join(FENCE.split(answer)[1::2]), FENCE.sub("", answer)):
-        first, *rest = re.sub(r"\A(?:[ \t]*\n)+", "", text).split("\n")
-        levels = {line[: len(line) - len(line.lstrip())] for line in rest if line.strip()}
-        own = first[: len(first) - len(first.lstrip())]
-        for level in [own, *sorted(levels, key=len)][:MAX_LEVELS]:
-            lines = [level + first.lstrip(), *rest]
-            yield "\n".join(lines if level else indented(lines))
-
-
-def indented(lines: list[str]) -> list[str]:
-    """Returns lines with the statements up to the first `return` indented. Lines within texts stay as they are."""
-    tree, end = None, len(lines)
-    while end and tree is None:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # invalid escapes
-                tree = ast.parse("\n".join(lines[:end]))
-        except SyntaxError as error:  # what follows is no code
-            end = min(end, error.lineno or 1) - 1
-        except PARSE_ERRORS:
-            end = 0
-    nodes = tree.body if tree else []
-    end = next((node.end_lineno or end for node in nodes if isinstance(node, (ast.Return, ast.Raise))), end)
-    texts = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, (ast.Constant, ast.JoinedStr))]
-    inside = {number for node in texts for number in range(node.lineno, node.end_lineno or 0)}
-    return [f" {line}" if k < end and k not in inside else line for k, line in enumerate(lines)]
+        yield header + text
+        first, *rest = re.sub(r"\A\s*\n", "", text).split("\n")
+        levels = {line[: len(line) - len(line.lstrip())] for line in rest if line.strip()} - {""}
+        for level in sorted(levels, key=len)[:MAX_LEVELS]:
+            yield "\n".join([header + level + first.lstrip(), *rest])
+        with contextlib.suppress(*PARSE_ERRORS):  # of `unparse`, for deep trees and long numbers
+            tree: Any = ast.parse(header + " ...")
+            body = read_module(text).body
+            end = next((k for k, node in enumerate(body) if isinstance(node, (ast.Return, ast.Raise))), len(body))
+            tree.body[-1].body = body[: end + 1] or tree.body[-1].body
+            yield ast.unparse(tree)
 
 
 def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:

@@ -7,11 +7,10 @@ of a script (`if __name__ == ...`, prints, example calls, asserts, input) are le
 as a whole, its fenced blocks are read, or all of it if no block defines the function, and every run of lines that
 parses is code.
 
-An answer defines a function if the last statement that binds its name may bind something that can be called. A
-`def` has to return a value other than a bare `None`, or to yield. A lambda, an alias or a method is read likewise.
-What a call returns or an import brings cannot be read, and counts. If nothing binds the name, the last class with such
-a method does. The rule is the same for `aux` and for the entry point. A `def` without a body, such as the prompt
-repeated, is left out.
+An answer defines a function if a statement binds its name to anything but a literal. A `def`, a lambda or a method
+of this name has to return a value other than a bare `None`, or to yield. Other values, such as those of calls, are not
+read, and count. If nothing binds the name, the last class with such a method does. The rule is the same for `aux` and
+for the entry point. A `def` without a body, such as the prompt repeated, is left out.
 """
 
 import ast
@@ -41,15 +40,12 @@ MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short
 
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CODE_START = re.compile(
-    r"(?:async|def|class|import|from|if|for|while|with|try)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
+    r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
 DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b)\S")
-# What binds a name to nothing that can be called
-LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.UnaryOp, ast.Compare)
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-NOT_CALLED = (type(None), *LITERALS, *COMPREHENSIONS, ast.Delete, ast.AugAssign, ast.Import)
+LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set)
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 
 
@@ -73,8 +69,7 @@ class Code:
     error: str  # the place and the reason of the syntax error; empty if the text parses
     statements: list[Statement]  # the text's statements, without a definition that does not parse
     defined: bool  # whether it defines the function that the agent was asked for
-    # What binds the function's name, as far as it can be read: a `def`, a lambda, or an expression or a statement
-    function: ast.AST | None
+    function: ast.AST | None  # its `def`, or what is bound to its name without one
     is_opaque: bool  # whether no `def` or class binds it, so that only a run shows whether it can be called
     problem: str  # why the function is missing or has no result; empty if it is defined with a result
     needed: list[Statement]  # the statements that the function needs, including its own definition
@@ -140,11 +135,12 @@ def read_function(answer: str, name: str) -> Code:
     source = "\n".join(module.statements[k].text for k in order)
     needed = module.needs(roots, only_last=True)
     own = _text_length(lines, [nodes[k] for k in {*needed, *imports}])
-    bindings = {one: nodes[binders[-1]] for one, binders in module.binders.items() if binders}
-    function, error = _read_binding(bindings, name), ""
-    defined = not isinstance(function, NOT_CALLED)
+    binder = nodes[module.binders[name][-1]] if module.binders[name] else None
+    value, error = getattr(binder, "value", binder), ""
+    defined = binder is not None and not isinstance(value, LITERALS)
+    function = next((one for k in reversed(needed) for one in _definitions(nodes[k], name)), value)
     has_result = defined and _has_result(function)
-    is_opaque = defined and not isinstance(bindings[name], ast.ClassDef) and not _definitions(bindings[name], name)
+    is_opaque = defined and not isinstance(binder, DEFINITIONS)
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
         error, needed, own = _parse(source)[1], [], _visible_length(broken)
@@ -194,25 +190,6 @@ def _read_method(tree: ast.Module, name: str) -> str:
             makes = methods[0].decorator_list or first == ["self"]
             return f"{name} = {node.name}{'()' if makes else ''}.{name}"
     return ""
-
-
-def _read_binding(bindings: dict[str, ast.stmt], name: str) -> ast.AST | None:
-    """Follows what binds a name to a `def` or a lambda, as far as that can be read."""
-    node: ast.AST | None = bindings.get(name)
-    for _ in [*bindings] * 2:
-        match node:
-            case ast.Assign(targets=[ast.Name()], value=value) | ast.AnnAssign(value=value):
-                node = value
-            case ast.Name(id=other) if other in bindings:
-                node = bindings[other]
-            case ast.Attribute(ast.Name(id=owner) | ast.Call(ast.Name(id=owner)), attr) if owner in bindings:
-                found = isinstance(bindings[owner], ast.ClassDef) and _definitions(bindings[owner], attr)
-                return found[0] if found else node
-            case ast.If() | ast.Try() | ast.With():
-                return next(iter(_definitions(node, name)), node)
-            case _:
-                break
-    return node
 
 
 def _has_result(function: ast.AST | None) -> bool:
