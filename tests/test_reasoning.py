@@ -35,7 +35,7 @@ from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.models.sampling_loop import StopStrings
-from trl_multiagent.models.tool_calls import find_calls, unread_call
+from trl_multiagent.models.tool_calls import find_calls, read_calls
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.rows import make_row
 from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat
@@ -134,12 +134,12 @@ def test_code_is_no_call():
     """TRL's pattern for LFM2's calls matches a name and a bracket after a comma."""
     code = "return max(-10, abs(2 * aux(xs)))"
     call = f'<|tool_call_start|>[run(code="{code}")]<|tool_call_end|>'
-    expected = f'{code}<tool_call>{{"name": "run", "arguments": {{"code": "{code}"}}}}</tool_call>'
-    broken = call.replace('")', ")")
-    assert split(tokenizer_of("lfm2_v2"), code, call + code, broken) == [code, expected, broken]
-    cut = call.partition(", abs")[0]
-    thoughts = split(tokenizer_of("lfm2_2_5"), f"<think>{call}\n</think>\n{call}{code}", f"<think>{call}", cut)
-    assert thoughts == [expected, "", cut]  # no call of a reasoning, and none that was cut off
+    assert split(tokenizer_of("lfm2_v2"), code, call + code) == [code, call + code]
+    thoughts = split(tokenizer_of("lfm2_2_5"), f"<think>{call}\n</think>\n{call}{code}", f"<think>{call}")
+    assert thoughts == [call + code, ""]  # no call of a reasoning
+    assert find_calls(code) == [] and read_calls(*find_calls(call + code)) == [
+        {"name": "run", "arguments": {"code": code}}
+    ]
 
 
 def test_calls_in_a_models_own_form_are_part_of_its_answer():
@@ -162,38 +162,7 @@ def test_calls_in_a_models_own_form_are_part_of_its_answer():
         tokenizer = tokenizer_of(family)
         tokenizer.add_special_tokens({"extra_special_tokens": ["<|tool_call_start|>", "<|tool_call_end|>"]})
         plain, answer = split(tokenizer, f" {ANSWER}", "<|tool_call_start|>[guess(number=3)]<|tool_call_end|>")
-        assert plain == f" {ANSWER}" and find_calls(answer) == ['{"name": "guess", "arguments": {"number": 3}}']
-
-
-def test_what_the_chat_template_writes_as_a_call_is_read_or_named(caplog, monkeypatch):
-    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
-    for family in ("qwen3", "qwen3_8", "glm4moe", "gptoss", "llama3_2", "nemotron_3_nano", "gemma4", "lfm2_v2"):
-        assert unread_call(tokenizer_of(family)) == ""
-
-    class Count:
-        def reset(self, **item):
-            return ""
-
-        def add(self, number: int) -> str:
-            """
-            Adds a number.
-
-            Args:
-                number: The number.
-            """
-            return ""
-
-        def get_reward(self):
-            return 0.0
-
-    for environment, number in ((tool_workflow(Count, "Add. "), 1), (tool_workflow(Count, lambda item: [USER]), 1)):
-        team = AgentTeam({"agent": tiny_llama()}, {"agent": tokenizer_of("muse_glimmer")})
-        caplog.clear()
-        TeamSampler(team, None).check_items([{"prompt": "x"}], environment)
-        assert sum("as ' to=look_up<|message|><atem:function_calls>" in x for x in caplog.messages) == number
-
-
-USER = {"role": "user", "content": "Add."}
+        assert plain == f" {ANSWER}" and find_calls(answer) == ["[guess(number=3)]"]
 
 
 def test_a_special_token_is_a_stop_string():

@@ -37,7 +37,6 @@ CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</too
 CALL_TOKENS |= {"<|/tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"}
 CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>"}
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
-PYTHON_CALLS = re.compile(r"<\|tool_call_start\|>(.*?)<\|tool_call_end\|>", re.DOTALL)  # of LFM2
 MALFORMED = (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)
 KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
@@ -96,7 +95,6 @@ class CompletionReader:
         self.parser = (
             tokenizer if getattr(tokenizer, "response_template", None) and self.tags != (BEGIN, END) else None
         )
-        self.has_python_calls = "<|tool_call_start|>" in self.template
         if self.parser is None and "<|tool_call>" in self.template:  # of Gemma 4: its calls are no JSON
             from trl.chat_template_utils import add_response_schema
 
@@ -119,7 +117,7 @@ class CompletionReader:
         - Tags: otherwise, if the chat template or the tokenizer has a tag in `TAGS`, see [`split_reasoning`].
         - Templates of responses: if the tokenizer has a `response_template`, or TRL has one for Gemma 4's, its
           `parse_response` finds calls, which are given in the form of Qwen. Without tags, it also finds the reasoning
-          and the content. The calls of LFM2 are read by [`read_python`].
+          and the content.
         - Else it is the whole text.
         """
         if self.has_messages:
@@ -127,8 +125,6 @@ class CompletionReader:
         begin, _ = self.tags or ("", "")
         opened = bool(begin) and self.tokenizer.decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
         found = [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
-        if self.has_python_calls:
-            found = [(reasoning, read_python(answer)) for reasoning, answer in found]
         if self.parser is None:
             return found
         prefix = self.tokenizer.decode(prompt_ids)
@@ -172,19 +168,6 @@ class CompletionReader:
 def written_call(call: Mapping[str, Any]) -> str:
     """Returns a call of a tool in the form of Qwen."""
     return f"<tool_call>{json.dumps(call)}</tool_call>"
-
-
-def read_python(answer: str) -> str:
-    """
-    Returns an answer with the calls of tools, a list in Python, behind the rest and in the form of Qwen. A malformed
-    answer stays as it is. TRL's pattern for LFM2 cuts arguments at commas, and takes `, max(x)` in code for a call.
-    """
-    calls = list[str]()
-    with contextlib.suppress(*MALFORMED):
-        for part in PYTHON_CALLS.findall(answer):
-            calls += map(written_call, python_calls(part))
-        return PYTHON_CALLS.sub("", answer) + "".join(calls)
-    return answer
 
 
 def python_calls(text: str) -> list[dict[str, Any]]:

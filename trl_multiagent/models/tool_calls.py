@@ -6,23 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
-
-from trl_multiagent.models.reasoning import MALFORMED, CompletionReader, python_calls
+from trl_multiagent.models.reasoning import MALFORMED, python_calls
 
 
 # What quotes a call: a block of code (of limited length, to keep the search fast), or code within a line
 QUOTED = r"^[ \t]*(?P<mark>`{3,}|~{3,})[^\n`]*\n(?:[^\n]*\n){0,100}?[ \t]*(?P=mark)[ \t]*$|(?<!`)`[^`\n]+`(?!`)"
 # What stands around a call in the answers of Hermes, Qwen and GLM, Qwen3-Coder, MiniMax, Mistral, Llama, DeepSeek,
-# Kimi K2, Cohere, Phi and gpt-oss
+# Kimi K2, Cohere, Phi, LFM2 and gpt-oss
 CALL = re.compile(
     rf"(?P<quoted>{QUOTED})"
     r"|<tool_calls?>(.*?)(?:</tool_calls?>|\Z)|(<function=.*?)(?:</function>|\Z)|(<invoke name=.*?)(?:</invoke>|\Z)"
     r"|\[TOOL_CALLS\]((?:(?!\[TOOL_CALLS\]).)*)"
     r"|<\|python_tag\|>(.*)|<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|to=functions\.(\w[^{]*\{.*)"
     r"|<\|tool_call_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)|<\|START_ACTION\|>(.*?)(?:<\|END_ACTION\|>|\Z)"
-    r"|<\|tool_call\|>(.*?)(?:<\|/tool_call\|>|\Z)",
+    r"|<\|tool_call\|>(.*?)(?:<\|/tool_call\|>|\Z)|<\|tool_call_start\|>(.*?)(?:<\|tool_call_end\|>|\Z)",
     re.DOTALL | re.MULTILINE,
 )
 # A block of JSON, or of Gemma's calls in Python, that ends an answer
@@ -83,21 +80,6 @@ def are_calls(text: str) -> bool:
             calls = read_calls(text)
             return bool(calls) and all(map(is_call, calls))
     return False
-
-
-def unread_call(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns how a chat template writes a call, if [`find_calls`] does not read it, or an empty text."""
-    call = {"type": "function", "id": "a12345678", "function": {"name": "look_up", "arguments": {"text": "rain"}}}
-    asked = [{"role": "user", "content": "?"}]
-    with contextlib.suppress(TemplateError, TypeError):  # templates without tools, or for arguments as a text
-        prompt = str(tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False))
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
-        written = str(tokenizer.apply_chat_template([*asked, answer], tokenize=False)).removeprefix(prompt)
-        ids, reader = [tokenizer(written, add_special_tokens=False)["input_ids"]], CompletionReader(tokenizer)
-        (_, read) = reader.read(tokenizer(prompt)["input_ids"], ids, reader.texts(ids))[0]
-        if "look_up" in written and not any("rain" in str(read_calls(x)) for x in find_calls(read)):
-            return written
-    return ""
 
 
 def is_call(value: Any) -> bool:

@@ -329,7 +329,6 @@ class TeamSampler:
             self.prompts(role, own)
             if own and role in self.chat_roles:
                 warn_of_markers(role, self.team.tokenizers[role], own[0].prompts[role])
-                warn_of_calls(role, self.team.tokenizers[role], own[0].prompts[role])
         if state:
             environment.load_state_dict(state)
 
@@ -342,17 +341,6 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
         logger.warning(
             f"A prompt of {role!r} contains {', '.join(markers)}, which it reads as ordinary text, because its chat "
             "template is applied to it: write prompts without such tokens, or set `use_chat_template: false`."
-        )
-
-
-def warn_of_calls(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
-    """Warns if a prompt describes tools, but the calls that the chat template writes are not read."""
-    from trl_multiagent.models.tool_calls import INSTRUCTIONS, unread_call
-
-    if INSTRUCTIONS.partition("\n")[0] in str(prompt) and (form := unread_call(tokenizer)):
-        logger.warning(
-            f"The chat template of {role!r} writes calls of tools as {form!r}, which is taken for text: only calls in "
-            "the form that its prompt describes are made. To read others, give `calls`."
         )
 
 
