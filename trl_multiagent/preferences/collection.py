@@ -52,8 +52,6 @@ from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.limits import check_dataset
-from trl_multiagent.models.chat_markers import marker_pattern
-from trl_multiagent.models.reasoning import template_kwargs
 from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
@@ -69,8 +67,6 @@ from trl_multiagent.preferences.rows import (
     make_row,
     text_columns,
 )
-from trl_multiagent.rollout.history import uses_chat_template, whole_prompt
-from trl_multiagent.rollout.sampler import render_chat
 from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
@@ -242,13 +238,13 @@ class _Collection:
         def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
             for item, node in zip(chunk, nodes, strict=True):
                 check_all_act("A preference", node.prompts, self.team.roles)
-                for role, prompt in self._prompts(node).items():
+                for role, prompt in node.prompts.items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {item}")
             return sampler(nodes, num_candidates)
 
         nodes = self._play(number, "team", sample_team, config.preference_num_candidates)
         records = [
-            {"index": k, "item_id": self.item_ids[k], "prompts": self._prompts(node), "tokens": 0, "comparator": []}
+            {"index": k, "item_id": self.item_ids[k], "prompts": prompts_of(node), "tokens": 0, "comparator": []}
             for k, node in zip(chunk, nodes, strict=True)
         ]
         add_answers(records, nodes, nodes, "candidates", "current")
@@ -280,20 +276,6 @@ class _Collection:
         if any(node.role_rewards for node in nodes):
             raise ValueError("A preference needs one joint reward, but the environment gives each role its own.")
         return nodes
-
-    def _prompts(self, node: Node) -> dict[str, Any]:
-        """Returns the prompt of each role in the form in which the agent saw it: a text or chat messages."""
-        prompts = {}
-        for role in self.team.roles:
-            tokenizer = self.team.tokenizers[role]
-            kwargs = template_kwargs(self.team.reasoning[role], self.team.chat_template_kwargs[role])
-            as_chat = uses_chat_template(tokenizer, self.config.use_chat_template)
-            markers = marker_pattern(tokenizer, partial(render_chat, tokenizer, **kwargs)) if as_chat else None
-            prompt = whole_prompt(role, (), node.prompts[role], as_chat, markers=markers)
-            if not isinstance(prompt, str):  # all rows have the same form, so other keys of messages are left out
-                prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
-            prompts[role] = prompt
-        return prompts
 
     # The dataset
 
@@ -341,6 +323,15 @@ class _Collection:
             row |= {answer_columns(role)[k]: answer for role, answer in candidate.answers.items()}
             row |= {ids_columns(role)[k]: ids for role, ids in candidate.ids.items()}
         return row
+
+
+def prompts_of(node: Node) -> dict[str, Any]:
+    """Returns the prompt of each role as the agent saw it: a text, or chat messages with the same keys in all rows."""
+    seen: dict[str, Any] = {role: samples.prompt for role, samples in node.samples.items()}
+    return {
+        role: x if isinstance(x, str) else [{key: message[key] for key in ("role", "content")} for message in x]
+        for role, x in seen.items()
+    }
 
 
 def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side: str, by: str) -> None:
