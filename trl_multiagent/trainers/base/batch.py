@@ -60,7 +60,7 @@ class AgentTensors(RowTensors):
     # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
     ref_logps: torch.Tensor | None = None  # under the reference policy
     old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
-    sampling_logps: torch.Tensor | None = None  # reported by the engine that sampled, NaN if it reported none
+    sampling_logps: torch.Tensor | None = None  # as they were sampled, NaN if an engine reported none
     router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
     # Numbers of rows and of tokens of the agent's completions in all trees, per process. The loss is divided by one of
     # them, so rows that the update leaves out count
@@ -134,7 +134,9 @@ def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
             dropped = [role for role, advantage in own.items() if math.isnan(advantage)]  # without a reward
             for role in dropped:
                 del own[role]
-            samples = {role: x for role, x in node.samples.items() if role not in dropped}
+            samples = node.samples  # of all siblings, unless some are dropped
+            if dropped:
+                samples = {role: x for role, x in node.samples.items() if role not in dropped}
             rows.append(Row(turn, samples, sibling, own))
     return rows
 
@@ -165,7 +167,7 @@ def agent_tensors(
     """
     Builds the tensors of one agent. Without rows, they have one row of padding. `mask_truncated` leaves out
     completions that end neither with one of `eos_token_ids` nor with a stop string. `sampling_logps` adds the
-    log-probabilities of the engine.
+    log-probabilities with which the completions were sampled.
     """
     rows = rows or [Row(0, {role: Samples([pad_token_id], [[]], [""], [[]])}, 0, {})]
     samples = [row.samples[role] for row in rows]
