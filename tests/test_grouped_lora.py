@@ -14,7 +14,7 @@ from trl_multiagent.rollout.tree import Node
 from trl_multiagent.team import agent_team
 
 from forwards import gradients, inputs_of
-from tiny import byte_tokenizer, team_of, tiny_llama
+from tiny import byte_tokenizer, team_of, tiny_experts, tiny_llama
 
 
 ROLES = ("aux", "main", "checker")
@@ -42,6 +42,7 @@ def opt():
     return OPTForCausalLM(OPTConfig(vocab_size=258, max_position_embeddings=64, word_embed_proj_dim=16, **size))
 
 
+ATTENTION = {"target_modules": ["q_proj", "v_proj"]}
 TOKENS = {"trainable_token_indices": [65]}
 # Each with the number of its calls
 TEAMS = {
@@ -54,6 +55,9 @@ TEAMS = {
     "with DoRA": (lambda: adapted({}, {"use_dora": True}, {}), 2),
     "with a copied module": (lambda: adapted({"modules_to_save": ["norm"]}, {}, {}), 2),
     "with tokens of their own": (lambda: adapted(TOKENS, TOKENS, base=tiny_llama(tie_word_embeddings=False)), 2),
+    "beside experts": (lambda: adapted(ATTENTION, ATTENTION, base=tiny_experts("qwen3_moe")), 1),
+    "in experts": (lambda: adapted({}, {}, base=tiny_experts("qwen3_moe")), 2),
+    "in a shared expert": (lambda: adapted({}, {}, base=tiny_experts("qwen2_moe")), 2),
     "with embeddings": (lambda: adapted({}, {}, {"target_modules": ["embed_tokens", "q_proj"]}), 2),
 }
 

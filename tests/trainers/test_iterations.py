@@ -53,12 +53,15 @@ def by_hand(turns, old, team, low, high):
 
 
 @pytest.mark.parametrize("form", ["full", "lora"])
-def test_the_second_step_is_that_of_plain_pytorch(tmp_path, form):
+def test_the_second_step_is_that_of_plain_pytorch(tmp_path, monkeypatch, form):
     steps = Steps()
     settings = {"num_iterations": 2, "max_steps": 2, "optim": "sgd", "learning_rate": 0.02, "num_turns": 2}
     settings |= {"epsilon": 0.1, "epsilon_high": 0.15, "num_generations": 3, "per_device_train_batch_size": 5}
     trainer = tiny_trainer(tmp_path, team_of(form), callbacks=[steps], **settings)
+    together, forwards = [], trainer.team._forwards
+    monkeypatch.setattr(trainer.team, "_forwards", lambda inputs: together.append(forwards(inputs)) or together[-1])
     trainer.train()
+    assert (form == "lora") == any(len(roles) > 1 for of_forward in together for roles in of_forward)
     assert trainer.env_step == sum(len(node.rewards) for nodes in trainer._turns for node in nodes)
     old = steps.teams[0]
     for gradients, team in zip(steps.gradients, steps.teams, strict=True):

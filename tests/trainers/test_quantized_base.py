@@ -64,10 +64,11 @@ def test_quantized_weights_without_adapters_are_refused(base, tmp_path, bits):
     )
 
 
+@pytest.mark.parametrize("copied", [None, ["norm"]])  # agents that compute together, and apart
 @pytest.mark.parametrize("bits", QUANTIZATIONS)
-def test_gradients_pass_through_a_base_that_was_evaluated(base, tmp_path, bits):
+def test_gradients_pass_through_a_base_that_was_evaluated(base, tmp_path, bits, copied):
     quantization = {"quantization_config": BitsAndBytesConfig(**QUANTIZATIONS[bits])}
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, modules_to_save=["norm"])
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, modules_to_save=copied)
     team = AgentTeam.from_pretrained(base, ["aux", "main"], peft_config=config, **quantization)
     team.collaborate({"x": 1}, tiny_environment(), max_new_tokens=4)
     gradients, trainer, before = one_update(tmp_path, team)
