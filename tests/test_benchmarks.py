@@ -16,6 +16,7 @@ TABLES = {
     "code.sandbox": "sandbox, tier seccomp",
     "comlrl.plain": "plain PyTorch",
     "comlrl.steps": "generate calls",
+    "engine.ahead": "ahead, over the sum",
     "engine.gpu": "lora, transformers' loop, T = 2",
     "engine.grouped": "sampling  ",
     "engine.launches": "trl_multiagent, lora, 2 agents",

@@ -99,7 +99,7 @@ def readers_folder(tmp_path, monkeypatch):
     pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
     cli.main(["init", str(tmp_path / "my_task")])
     (tmp_path / "config.yaml").write_text((tmp_path / "my_task" / "config.yaml").read_text())
-    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: True, raising=False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.vllm.is_vllm_available", lambda: True, raising=False)
     return tmp_path
 
 

@@ -252,6 +252,20 @@ def test_fixed_shapes_sample_the_same(given, prompts, monkeypatch):
     assert "top_k" in given or waits.isdisjoint(name for _, record in operations for name in record.names)
 
 
+@pytest.mark.parametrize("form", ["growing", "fixed", "other loop"])
+def test_completions_have_their_log_probabilities(form, monkeypatch):
+    """Those of the distribution from which they are drawn, also if rows leave."""
+    monkeypatch.setattr(sampling_loop, "replays", lambda device: form == "fixed")
+    model, other = tiny_llama(initializer_range=0.3), {"no_repeat_ngram_size": 20} if form == "other loop" else {}
+    settings = config(max_new_tokens=24, temperature=0.7, eos_token_id=[256, *range(0, 256, 9)], **other)
+    groups = generate_groups(model, PROMPTS, seeds_of(8), settings)
+    for prompt, ids in ((prompt, ids) for prompt, group in zip(PROMPTS, groups, strict=True) for ids in group):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected = logits.log_softmax(dim=-1).gather(1, torch.tensor(ids)[:, None]).squeeze(1)
+        assert ids.logps == pytest.approx(expected.tolist(), abs=1e-4)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_graphs_sample_the_same(autocast, monkeypatch):

@@ -413,7 +413,7 @@ def test_a_machine_below_the_minimal_tier_is_refused_before_anything_is_loaded(p
 
 
 def test_vllm_that_is_not_installed(error_of, monkeypatch):
-    monkeypatch.setattr("trl_multiagent.trainers.base.rollout_config.is_vllm_available", lambda: False)
+    monkeypatch.setattr("trl_multiagent.trainers.base.vllm.is_vllm_available", lambda: False)
     assert "section `magrpo`: `use_vllm=True` needs vLLM" in error_of({"magrpo": {"use_vllm": True}})
 
 

@@ -15,7 +15,7 @@ from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrain
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.rollout.sampler import Completions
 from trl_multiagent.rollout.tree import Samples
-from trl_multiagent.trainers.base.vllm import AgentGeneration, EngineError
+from trl_multiagent.trainers.base.vllm import AgentGeneration, EngineError, check_machine
 
 
 pytest.importorskip("requests", reason="TRL's client of vLLM servers needs the package requests")
@@ -168,6 +168,19 @@ def test_the_correction_multiplies_the_loss(tmp_path, models, corrects):
         assert full_step.abs().max() > 1e-5
     difference = trainer.state.log_history[0]["agents/aux/sampling_logp_difference"]
     assert difference == pytest.approx(math.log(1.25), abs=1e-4)
+
+
+def test_the_next_step_is_asked_for_before_the_update(tmp_path, models):
+    """The servers get the weights of the first two steps, of which the second ones sample the third step."""
+    trainer, servers, snapshots = train_with_servers(
+        tmp_path, models, rollouts_ahead=1, max_steps=3, learning_rate=0.05
+    )
+    for role, server in servers.items():
+        assert len(server.updates) == 2
+        for snapshot, received in zip(snapshots, server.updates, strict=False):
+            assert all(torch.equal(x, snapshot[f"models.{role}.{name}"]) for name, x in received.items())
+    first, *others = (entry["agents/aux/sampling_logp_difference"] for entry in trainer.state.log_history[:3])
+    assert first < 1e-4 < 1e-3 < min(others)
 
 
 # One engine per model in this process
@@ -435,7 +448,7 @@ def test_a_server_with_another_model_ends_the_run(tmp_path, models):
 )
 def test_invalid_settings_are_refused(tmp_path, settings, message):
     with pytest.raises(ValueError, match=message):
-        MAGRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True, bf16=False, **settings).check_machine()
+        check_machine(MAGRPOConfig(str(tmp_path), use_vllm=True, use_cpu=True, bf16=False, **settings))
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,11 @@ SETTINGS = {
         "num_iterations": 2,
         **{"eval_strategy": "steps", "eval_steps": 4, "log_completions": True, "num_completions_to_print": 1},
     },
+    "ahead": {
+        **{"rollouts_ahead": 1, "num_turns": 2, "num_generations": 2, "environment": MoodyEnvironment()},
+        **{"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 3, "eval_dataset": tiny_items(3)},
+        **{"save_steps": 2, "logging_steps": 3},
+    },
     "two_processes": {
         **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05},
         **{"logging_steps": 3, "save_steps": 2, "save_total_limit": 1},

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from trl.generation.vllm_client import VLLMClient
 
-import trl_multiagent.trainers.base.rollout_config
+import trl_multiagent.trainers.base.vllm
 
 from tiny import byte_tokenizer
 
@@ -58,7 +58,7 @@ MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
 def install(patch) -> None:
     """Makes vLLM look installed. `patch` is pytest's monkeypatch, or has its `setattr` and `setitem`."""
     generation, client = trl.generation.vllm_generation, trl.generation.vllm_client
-    for module in (generation, client, trl_multiagent.trainers.base.rollout_config):
+    for module in (generation, client, trl_multiagent.trainers.base.vllm):
         patch.setattr(module, "is_vllm_available", lambda min_version=None: True)
     patch.setattr(generation, "LLM", LLM, raising=False)
     patch.setattr(generation, "SamplingParams", SamplingParams, raising=False)

@@ -120,6 +120,7 @@ def names(paths):
         ("chain", ("score", 14)),
         ("lora", ("score", 4)),
         ("workflow", ("score", 11)),
+        ("ahead", ("score", 12)),
     ],
 )
 def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
@@ -134,7 +135,8 @@ def test_a_killed_run_resumes_exactly(run, whole, tmp_path, settings, kill):
 
 @pytest.mark.parametrize(
     ("settings", "time", "step"),
-    [("tree", 6, 3), ("chain", 9, 4)],  # at the end of an epoch, in an evaluation
+    # At the end of an epoch, in an evaluation, while the next step is sampled
+    [("tree", 6, 3), ("chain", 9, 4), ("ahead", 6, 2)],
 )
 def test_a_run_that_is_asked_to_end_ends_its_step_and_resumes_exactly(run, whole, tmp_path, settings, time, step):
     folder = tmp_path / "ended"
@@ -156,6 +158,14 @@ def test_two_processes_of_which_one_is_asked_to_end(run, whole, tmp_path):
     assert output_of(folder).count("run: ended by Ctrl-C after step 3 of 5, which is saved") == 1
     verify_checkpoint(folder / "checkpoint-3")
     resume_and_compare(run, whole("two_processes", processes=2), folder, "two_processes", processes=2)
+
+
+def test_two_processes_that_sample_ahead(run, whole, tmp_path):
+    """An epoch is one step."""
+    folder = tmp_path / "ended"
+    run(folder, "ahead", kill=("score", 6), killed_rank=1, number=signal.SIGTERM, processes=2)
+    assert output_of(folder).count("run: ended by SIGTERM after step 2 of 8, which is saved") == 1
+    resume_and_compare(run, whole("ahead", processes=2), folder, "ahead", processes=2)
 
 
 def test_incomplete_folders_never_count_as_checkpoints(whole):

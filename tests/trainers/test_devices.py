@@ -9,6 +9,7 @@ from accelerate.utils import recursively_apply
 
 from trl_multiagent import IACConfig, IACTrainer, MAGRPOTrainer
 from trl_multiagent.team import agent_team
+from trl_multiagent.trainers.base.batch import collect_rows
 
 from tiny import team_of, tiny_environment, tiny_items, tiny_trainer
 
@@ -21,7 +22,7 @@ def test_an_agent_computes_on_its_device_and_its_outputs_return(tmp_path, monkey
     for model in trainer.team.base_models:
         model.set_attn_implementation("eager")  # that of torch looks at the mask, which has no data here
     turns = trainer._play_trees(trainer.train_dataset.select(range(2)).to_list())
-    tensors = trainer._make_batches(turns, trainer.advantages(turns))[0].agents["main"]
+    tensors = trainer._make_batches(collect_rows(turns, trainer.advantages(turns)))[0].agents["main"]
     trainer.team.place({"aux": torch.device("cpu"), "main": torch.device("meta")})
 
     def move(x, device):  # what has no data stands for what comes back from another device

@@ -20,6 +20,7 @@ from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
+from trl_multiagent.models.generation import Completion
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import (
     Completions,
@@ -69,14 +70,14 @@ class EpisodeGenerator(TransformersGenerator):
 
     def sample(
         self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts
-    ) -> dict[str, list[list[list[int]]]]:
+    ) -> dict[str, list[list[Completion]]]:
         acting = [role for role in roles if turn.nodes[role]]
         if not acting:
             return {role: [] for role in roles}
         call = CALL.join(acting)
         if acting == [self.silent_role]:
             self.generation_seconds[-1][call] = 0.0
-            return {role: [[self.team.end_tokens(role)[:1]] for _ in turn.nodes[role]] for role in roles}
+            return {role: [[Completion(self.team.end_tokens(role)[:1])] for _ in turn.nodes[role]] for role in roles}
         start = time.perf_counter()
         completions = super().sample(model, group, roles, turn)
         self.generation_seconds[-1][call] = time.perf_counter() - start

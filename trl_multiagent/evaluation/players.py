@@ -168,12 +168,10 @@ class MixedTeam:
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
         self.roles = tuple(sources)
+        self.agents = {role: team.agents[role] for role, team in sources.items()}
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
         self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
         self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in sources.items()}
-
-    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]:
-        return self.sources[role].activate(role)
 
     @property
     def joinable(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 CLOSING_SECONDS = 30  # that the clean-up of a task may take
 ANSWER_SECONDS = 5  # within which the event loop answers, unless a task blocks it
 THREAD = "async-rewards"
+WAITED_FOR = dict[int, futures.Future]()  # what a thread of this process waits for, or has waited for last
 ASYNCIO, LIBRARIES = os.path.dirname(asyncio.__file__), "-packages"  # in the names of files
 MEETINGS = {"locks.py", "queues.py", "taskgroups.py", "tasks.py"}  # of asyncio, where a task waits for another one
 
@@ -125,6 +126,7 @@ def run_on_loop(coroutine: Coroutine, limit: float | None = None) -> Any:
     than `limit` seconds.
     """
     future = asyncio.run_coroutine_threadsafe(coroutine, event_loop(os.getpid()))
+    WAITED_FOR[threading.get_ident()] = future
     try:
         while not futures.wait([future], limit).done:
             if is_blocked(limit):

@@ -35,6 +35,17 @@ class Agents:
     group: Stacked | None = None  # the agents' adapters, if there are several
 
 
+class Completion(list[int]):
+    """
+    The token ids of a completion. `logps`: the log-probabilities with which they were sampled, in nats; NaN if they
+    are the best ones.
+    """
+
+    def __init__(self, ids: Sequence[int], logps: Sequence[float] = ()):
+        super().__init__(ids)
+        self.logps = [*logps]
+
+
 @torch.no_grad()
 def generate_groups(
     model: PreTrainedModel,
@@ -44,7 +55,7 @@ def generate_groups(
     token_budget: int | None = None,
     agents: Agents | None = None,
     numbers: Sequence[int] | None = None,
-) -> list[list[list[int]]]:
+) -> list[list[Completion]]:
     """
     Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to
     rounding.
@@ -66,9 +77,9 @@ def generate_groups(
         numbers (`list[int]`, *optional*): The number of the agent of each prompt. By default, there is one agent.
 
     Returns:
-        `list[list[list[int]]]`: For each prompt its completions, as token ids up to and including the end token.
+        `list[list[Completion]]`: For each prompt its completions, as token ids up to and including the end token.
     """
-    completions: list[list[list[int]]] = [[] for _ in prompt_ids]
+    completions: list[list[Completion]] = [[] for _ in prompt_ids]
     agents = Agents([generation_config.eos_token_id]) if agents is None else agents
     numbers = [0] * len(prompt_ids) if numbers is None else numbers
     sizes = [(len(ids), len(prompt_seeds)) for ids, prompt_seeds in zip(prompt_ids, seeds, strict=True)]
@@ -113,7 +124,7 @@ def _generate(
     config: GenerationConfig,
     agents: Agents,
     numbers: torch.Tensor,
-) -> list[list[list[int]]]:
+) -> list[list[Completion]]:
     """Samples all completions in one call; see [`generate_groups`]."""
     tensors = [torch.tensor(ids) for ids in prompt_ids]
     input_ids = pad(tensors, padding_value=config.pad_token_id, padding_side="left").to(model.device)
@@ -161,7 +172,11 @@ def _generate(
     kept = (is_eos.cumsum(dim=1) - is_eos.long()) == 0
     if ending is not None:  # padding follows, which may be an end-of-sequence token
         kept &= torch.arange(kept.size(1)) < ending.lengths[:, None]
-    sequences = iter([ids[mask].tolist() for ids, mask in zip(completion_ids, kept, strict=True)])
+    logps = torch.full(kept.shape, torch.nan)
+    if loop is not None and config.do_sample:
+        logps = loop.numbers[:, : kept.size(1)].cpu()
+    rows = zip(completion_ids, logps, kept, strict=True)
+    sequences = iter([Completion(ids[mask].tolist(), own[mask].tolist()) for ids, own, mask in rows])
     return [[next(sequences) for _ in prompt_seeds] for prompt_seeds in seeds]
 
 

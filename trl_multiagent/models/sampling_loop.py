@@ -97,7 +97,8 @@ class Rows:
     ids: torch.Tensor  # token ids: the prompt, the completion so far, and room for the rest of it
     mask: torch.Tensor  # attention mask of the prompt and of all tokens to come
     positions: torch.Tensor  # position of the last prompt token, of shape `(num_rows, 1)`
-    numbers: torch.Tensor  # random numbers, of shape `(num_rows, max_new_tokens)`
+    # Random numbers, of shape `(num_rows, max_new_tokens)`. Log-probabilities replace those that have chosen a token
+    numbers: torch.Tensor
     end_tokens: torch.Tensor  # ids of the tokens that end a row, of shape `(num_rows, n)`
     agents: torch.Tensor  # number of the row's agent
     ended: torch.Tensor  # whether the row has ended
@@ -116,6 +117,7 @@ class SamplingLoop:
         attention_mask (`torch.Tensor`): Mask of the prompts, of shape `(num_rows, prompt_length)`. Padding is on the
             left.
         numbers (`torch.Tensor`): Random numbers between 0 and 1, of shape `(num_rows, max_new_tokens)`, one per token.
+            Afterwards, the attribute `numbers` has the log-probabilities of the sampled tokens in their place.
         end_tokens (`torch.Tensor`): The tokens that end each row, of shape `(num_rows, n)`, padded with -1.
         agents (`torch.Tensor`): The number of each row's agent.
         group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
@@ -183,7 +185,7 @@ class SamplingLoop:
         # transformers' penalty has the padding of all rows, but rows leave this batch
         processors = LogitsProcessorList(PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors)
         rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
-        result, last = rows.ids.clone(), rows.ids.size(1)
+        result, logps, last = rows.ids.clone(), rows.numbers.clone(), rows.ids.size(1)
         fixed = replays(input_ids.device) and self.can_be_fixed(model, processors)
         token = (FixedToken if fixed else GrowingToken)(self, model, rows, processors, config.do_sample)
         period, most_live = period_of(input_ids.device), MOST_LIVE_IN_GRAPHS if fixed else MOST_LIVE
@@ -199,13 +201,14 @@ class SamplingLoop:
                 raise ValueError("The logits of the model are not numbers: its weights, or the precision, are broken.")
             if len(rows.ended) - ended <= most_live * len(rows.ended):
                 live = live_rows(rows.ended)
-                result[rows.places] = rows.ids
+                result[rows.places], logps[rows.places] = rows.ids, rows.numbers
                 rows.keep(live)
                 if len(live) == 0:
                     break
                 keep_rows(cast(Cache, self.cache), live)
                 token.renew()
-        result[rows.places] = rows.ids
+        result[rows.places], logps[rows.places] = rows.ids, rows.numbers
+        self.numbers = logps
         return result[:, :length]
 
     def can_be_fixed(self, model: PreTrainedModel, processors: LogitsProcessorList) -> bool:
@@ -337,7 +340,9 @@ class FixedToken(GrowingToken):
         mask.index_fill_(3, self.place, 0)
         step = self.place - (self.prompt_length - 1)
         last = rows.ids.index_select(1, self.place)
-        tokens = self.draw(last, mask, rows.positions + step, rows.numbers.index_select(1, step), None)
+        numbers = rows.numbers.index_select(1, step)
+        tokens = self.draw(last, mask, rows.positions + step, numbers, None)
+        rows.numbers.index_copy_(1, step, numbers)
         self.place += 1
         rows.ids.index_copy_(1, self.place, tokens[:, None])
 
@@ -384,13 +389,16 @@ def live_rows(ended: torch.Tensor) -> torch.Tensor:
 def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """
     Returns the next token of each row: the first token at which the cumulative probability exceeds the row's random
-    number. `numbers` has the shape `(num_rows, 1)`.
+    number. `numbers` has the shape `(num_rows, 1)`; the log-probabilities of the tokens, in nats, replace them.
     """
-    cumulative = scores.softmax(dim=-1).cumsum(dim=-1)
+    probabilities = scores.softmax(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
     # Rounding must not select a token beyond the last one with a probability
     u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, u, right=True).squeeze(1).clamp(max=scores.size(1) - 1)  # for NaN
+    tokens = torch.searchsorted(cumulative, u, right=True).clamp(max=scores.size(1) - 1)  # for NaN
+    numbers.copy_(probabilities.gather(1, tokens).log())
+    return tokens.squeeze(1)
 
 
 class WithoutPadding(LogitsProcessor):
@@ -416,6 +424,10 @@ class SeededChoice(LogitsProcessor):
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         # On a GPU, `generate` may compute steps after the last one, and drop their tokens
-        step = min(input_ids.size(1) - self.prompt_length, self.numbers.size(1) - 1)
-        chosen = choose(scores.float(), self.numbers[:, step, None].to(scores.device))[:, None]
+        step = input_ids.size(1) - self.prompt_length
+        if step == self.numbers.size(1):
+            return scores
+        numbers = self.numbers[:, step, None].to(scores.device)
+        chosen = choose(scores.float(), numbers)[:, None]
+        self.numbers[:, step, None] = numbers
         return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

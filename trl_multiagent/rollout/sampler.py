@@ -27,7 +27,7 @@ from trl.data_utils import prepare_multimodal_messages
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, call_of
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.models.chat_markers import CONTENT
-from trl_multiagent.models.generation import Agents, generate_groups
+from trl_multiagent.models.generation import Agents, Completion, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import (
@@ -52,6 +52,7 @@ class SamplingTeam(Protocol):
     """The part of an [`AgentTeam`] that sampling needs."""
 
     roles: tuple[str, ...]
+    agents: dict[str, PreTrainedModel]  # without their adapters
     tokenizers: dict[str, PreTrainedTokenizerBase]
     reasoning: dict[str, Reasoning]
     chat_template_kwargs: dict[str, dict[str, Any]]
@@ -60,8 +61,6 @@ class SamplingTeam(Protocol):
     def joinable(self) -> Mapping[str, str]:
         """The agents that can compute together with others, each with the name of its model."""
         ...
-
-    def activate(self, role: str) -> AbstractContextManager[PreTrainedModel]: ...
 
     def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]: ...
 
@@ -85,7 +84,7 @@ class Completions:
     """The completions of one prompt."""
 
     ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
-    logps: list[list[float]] | None = None  # log-probabilities of these tokens, if an inference engine sampled them
+    logps: list[list[float]] | None = None  # log-probabilities with which these tokens were sampled, in nats
 
 
 class Generator(Protocol):
@@ -127,11 +126,14 @@ class TransformersGenerator:
         self.max_new_tokens: int = arguments["max_new_tokens"]
 
     def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
-        completions: dict[str, list[list[list[int]]]] = {}
+        completions: dict[str, list[list[Completion]]] = {}
         for roles in self.calls(turn):
             with self.computing(roles) as (model, group):
                 completions |= self.sample(model, group, roles, turn)
-        return {role: [Completions(ids) for ids in completions[role]] for role in turn.prompt_ids}
+        return {
+            role: [Completions([[*x] for x in ids], [x.logps for x in ids]) for ids in completions[role]]
+            for role in turn.prompt_ids
+        }
 
     def calls(self, turn: TurnPrompts) -> list[list[str]]:
         """Returns the agents of each call."""
@@ -163,7 +165,7 @@ class TransformersGenerator:
 
     def sample(
         self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts
-    ) -> dict[str, list[list[list[int]]]]:
+    ) -> dict[str, list[list[Completion]]]:
         """
         Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt
         read it once.
@@ -189,7 +191,7 @@ class TransformersGenerator:
             Agents(ends, stops, group),
             [agent for agent, *_ in distinct],
         )
-        completions: dict[str, list[list[list[int]]]] = {role: [[]] * len(turn.prompt_ids[role]) for role in roles}
+        completions: dict[str, list[list[Completion]]] = {role: [[]] * len(turn.prompt_ids[role]) for role in roles}
         for (agent, *_), nodes, ids in zip(distinct, distinct.values(), groups, strict=True):
             for position, k in enumerate(nodes):
                 completions[roles[agent]][k] = ids[position * turn.num_generations :][: turn.num_generations]
@@ -265,9 +267,8 @@ class TeamSampler:
         prompt_ids = {role: [prompt.ids for prompt in prompts[role]] for role in roles}
         for role in roles:
             longest = max(map(len, prompt_ids[role]), default=0)
-            with self.team.activate(role) as agent:
-                what = f"A prompt of {role!r} with its completion"
-                check_length(what, agent, longest + self.generator.max_new_tokens)
+            what = f"A prompt of {role!r} with its completion"
+            check_length(what, self.team.agents[role], longest + self.generator.max_new_tokens)
         completions = self.generator.generate(TurnPrompts(own, prompt_ids, num_generations, self.stream))
         samples: dict[str, list[Samples]] = {role: [] for role in roles}
         for role in roles:

@@ -38,7 +38,7 @@ class Samples:
     prompt_ids: list[int]  # token ids of the whole prompt, including the history
     completion_ids: list[list[int]]  # token ids of each completion, up to and including its end-of-sequence token
     texts: list[str]  # the completions as text, with their reasoning
-    logps: list[list[float]] | None = None  # log-probabilities of the tokens, if an inference engine sampled them
+    logps: list[list[float]] | None = None  # log-probabilities with which the tokens were sampled, in nats
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens

@@ -295,9 +295,11 @@ def check_results(settings: Settings, args: Any) -> None:
         if args.hub_token is None and get_token() is None:
             advice = "log in with `hf auth login`, or set HF_TOKEN"
             missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
-    if isinstance(args, RolloutConfig):
+    if isinstance(args, RolloutConfig) and args.use_vllm:
+        from trl_multiagent.trainers.base.vllm import check_machine
+
         try:
-            args.check_machine()
+            check_machine(args)
         except (ImportError, ValueError) as error:
             missing.append(f"section `{algorithm}`: {error}")
     if missing and not settings.dry_run:

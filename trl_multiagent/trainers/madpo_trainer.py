@@ -39,6 +39,7 @@ from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
+from trl_multiagent.trainers.base.failures import end_with_report
 from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.rollout_trainer import check_team
@@ -321,7 +322,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
         with fail_together(self.accelerator):  # before the backward pass: its collectives would wait forever
             if not loss.isfinite():
-                self._abort_with_report(f"The loss is {loss.item()}", pairs=self._texts(inputs))
+                end_with_report(self, f"The loss is {loss.item()}", pairs=self._texts(inputs))
         return loss
 
     def _add_metrics(self, inputs: PairBatch, answers: dict[str, Answers], joint: Answers) -> None:

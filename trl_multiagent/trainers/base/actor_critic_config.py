@@ -45,6 +45,7 @@ class ActorCriticConfig(RolloutConfig):
     """
 
     reward_none: str = setting("Only 'error': every target needs a reward.", "error", choices=("error",))
+    rollouts_ahead: int = setting("Only 0: values and advantages are those of the current critic.", 0, ge=0, le=0)
     critic_form: str = setting(default="model", choices=("model", "adapter", "head"))
     critic_models: list[str] | str | None = setting()  # `HfArgumentParser` reads the second type
     critic_type: str = setting(default="v", choices=("v", "q"))

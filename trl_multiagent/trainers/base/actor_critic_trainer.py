@@ -21,7 +21,7 @@ from trl_multiagent.rollout.tree import Node, Trees, acting
 from trl_multiagent.team.agent_team import AgentTeam, critic_key
 from trl_multiagent.team.critics import Critics, CriticSettings, Scale, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
-from trl_multiagent.trainers.base.batch import Advantages, Batch, CriticTensors, critic_inputs
+from trl_multiagent.trainers.base.batch import Batch, CriticTensors, Row, critic_inputs
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -134,8 +134,8 @@ class ActorCriticTrainer(RolloutTrainer):
             self._log_critic(name, [*chain.from_iterable(pairs)])
         self._compute_advantages(turns)
 
-    def _make_batches(self, turns: Trees, advantages: Advantages) -> list[Batch]:
-        batches = super()._make_batches(turns, advantages)
+    def _make_batches(self, all_rows: list[Row]) -> list[Batch]:
+        batches = super()._make_batches(all_rows)
         for name, rows in self._rows.items():
             size = max(1, -(-len(rows) // len(batches)))
             for k, batch in enumerate(batches):

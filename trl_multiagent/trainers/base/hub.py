@@ -1,21 +1,24 @@
 """What a trainer of a team sends to the Hub: its model card, and the files of the team."""
 
 import contextlib
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitInfo
 from transformers.integrations import is_wandb_available
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging
 from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_trackio_space_url
 
-from trl_multiagent.folders import CARD_FILE, RECIPE_FILE
+from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
+from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
@@ -71,6 +74,23 @@ def only_team_files() -> Iterator[None]:
 
     with temporarily_set(hf_api(), upload_folder=upload_folder):
         yield
+
+
+def push_checkpoint(trainer: Any, folder: str, push: Callable[[str], None]) -> None:
+    """
+    Pushes a checkpoint of a trainer, and the team in it. `push`: the method of transformers, which would copy the
+    files of a single model, and its tokenizer, to the folder that it uploads.
+    """
+    pushes = trainer.is_world_process_zero() and trainer.args.hub_strategy != HubStrategy.END
+    if not pushes or not trainer._may_change_files():
+        return
+    source, target = Path(folder), Path(trainer.args.output_dir)
+    shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
+    shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
+    with only_team_files(), temporarily_set(trainer, processing_class=None):
+        push(folder)
+    for job in trainer.push_in_progress.jobs:
+        job.add_done_callback(report_failure)
 
 
 def report_failure(job: Future) -> None:

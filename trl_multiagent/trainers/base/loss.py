@@ -10,7 +10,7 @@ With the completion's advantage A, the loss of its token t is
 - `importance_sampling_level="sequence"`: r_t is the geometric mean of the ratios of the completion's tokens
   ([GSPO](https://huggingface.co/papers/2507.18071)).
 - `use_bias_correction_kl`: KL_t is multiplied by r_t.
-- c_t is 1, or with vLLM the factor of [`sampling_correction`].
+- c_t is 1, or with vLLM or `rollouts_ahead` the factor of [`sampling_correction`].
 
 In the first optimizer step on a batch, pi_old is the current policy and r_t is 1, so the gradient of r_t equals the
 gradient of log pi(t).
@@ -111,19 +111,19 @@ def sampling_correction(
     logps: torch.Tensor, sampling_logps: torch.Tensor, mask: torch.Tensor, args: RolloutConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """
-    Computes the bounded importance sampling ratio of the policy over the engine that sampled a completion, as TRL's
-    GRPO does.
+    Computes the bounded importance sampling ratio of the policy over the engine, or the earlier policy, that sampled a
+    completion, as TRL's GRPO does.
 
     Args:
         logps, sampling_logps, mask (`torch.Tensor` of shape `(num_rows, completion_length)`):
-            Log-probabilities of the tokens under the policy, and as the engine reported them, and the mask of the
-            tokens that count. A token with NaN in `sampling_logps` is not corrected.
+            Log-probabilities of the tokens under the policy, and as they were sampled, and the mask of the tokens that
+            count. A token with NaN in `sampling_logps` is not corrected.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Factors of the loss, of shape `(num_rows, 1)` in the `"sequence_*"` modes,
-        else of the shape of `logps`; and five numbers: the number of ratios outside of the bounds, the number of all
-        ratios, the sum of the absolute differences of the log-probabilities, the number of tokens in this sum, and the
-        number of tokens that count.
+        else of the shape of `logps`; and six numbers: the number of ratios outside of the bounds, the number of all
+        ratios, the sum of the absolute differences of the log-probabilities, the number of tokens in this sum, the
+        number of tokens that count, and the sum of all ratios.
     """
     granularity, constraint = args.vllm_importance_sampling_mode.split("_")
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
@@ -137,4 +137,5 @@ def sampling_correction(
     ratio = difference.exp()
     outside = (ratio < low) | (ratio > high)
     factors = ratio.clamp(low, high) if constraint == "truncate" else ratio.masked_fill(outside, 0.0)
-    return factors, torch.cat([torch.stack([(outside & counts).sum(), counts.sum()]), compared])
+    of_ratios = torch.stack([(outside & counts).sum(), counts.sum()])
+    return factors, torch.cat([of_ratios, compared, (ratio * counts).sum()[None]])

@@ -326,4 +326,4 @@ def halve_rows(trainer: Any) -> None:
     trainer.team.zero_grad()  # the optimizer's own method does nothing before the last micro-batch
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
-    trainer._buffered_inputs = trainer._make_batches(trainer._turns, trainer._step_advantages)
+    trainer._buffered_inputs = trainer._make_batches(trainer._step_rows)

@@ -273,8 +273,11 @@ class Observer:
             if metric == "loss":
                 total = total / trainer.accelerator.num_processes
             elif metric == "ratios":
-                metric = "sampling_logp_difference"
-                total = trainer.generator.check(name, total.tolist())
+                numbers = total.tolist()
+                metrics[f"{prefix}/sampling_ratio"].append(numbers[5] / max(1, numbers[1]))
+                metric, total = "sampling_logp_difference", total[2] / total[3].clamp(min=1.0)
+                if trainer.args.use_vllm:
+                    trainer.generator.check(name, numbers)
             elif metric not in ("tokens", "aux_loss", "value_loss"):
                 total = total / sums[name, "tokens"].clamp(min=1.0)
             if metric != "tokens":

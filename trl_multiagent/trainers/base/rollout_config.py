@@ -3,9 +3,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 from trl import GRPOConfig
-from trl.import_utils import is_vllm_available
 
-from trl_multiagent.console import install_command
 from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.models.reasoning import check_template_kwargs
@@ -85,6 +83,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             `vllm_weight_transfer="files"` whole models. A server must have access to it under the same path. Defaults
             to the output folder, or for engines in the training processes to memory, if there is room. What is written
             there is removed when the run ends.
+        rollouts_ahead (`int`, *optional*, defaults to `0`): With 1, the completions of the next step are sampled while
+            the update of this one is computed, see [`~trainers.base.ahead`]. The policy that samples is always one
+            step old, except in the first step, and each loss is multiplied by the bounded ratio of the two policies,
+            as with vLLM.
         trace_steps (`int`, *optional*): Writes the rollouts to `trace/` in the output folder, one file per process and
             this many steps. A row holds one joint action, see [`~rollout.trace`]. By default, no trace is written.
         trace_max_files (`int`, *optional*, defaults to `100`): Number of files that are kept per process; the oldest
@@ -147,6 +149,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     vllm_server_base_urls: dict[str, str] | None = setting()
     vllm_weight_transfer: str = setting(default="nccl", choices=("nccl", "files"))
     vllm_adapter_dir: str | None = setting()
+    rollouts_ahead: int = setting(default=0, ge=0, le=1)
     trace_steps: int | None = setting(ge=1)
     trace_max_files: int = setting(default=100, ge=1)
     on_cliff: str | None = setting(choices=("stop", "rollback"))
@@ -202,6 +205,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()
+        if self.rollouts_ahead:
+            from trl_multiagent.trainers.base.ahead import check_ahead
+
+            check_ahead(self)
 
     def set_turns(self, environment: Environment) -> None:
         """Sets `num_turns` to what an environment plays. Raises `ValueError` if it cannot play so many turns."""
@@ -325,16 +332,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 f"`vllm_max_model_length` is {self.vllm_max_model_length}: no room for a prompt before the "
                 f"`max_completion_length` of {self.max_completion_length} tokens. Raise the former or lower the "
                 "latter."
-            )
-
-    def check_machine(self) -> None:
-        """Raises an error if this machine, or the number of processes, cannot run what it could run elsewhere."""
-        if self.use_vllm and not is_vllm_available():
-            raise ImportError(f"`use_vllm=True` needs vLLM: {install_command('vllm')}.")
-        if self.use_vllm and self.vllm_mode == "colocate" and self.world_size % self.vllm_tensor_parallel_size != 0:
-            raise ValueError(
-                f"`vllm_tensor_parallel_size` is {self.vllm_tensor_parallel_size}, which does not divide the "
-                f"{self.world_size} processes."
             )
 
     def _plan_batch(self) -> None:

@@ -72,6 +72,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
     _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch]  # the micro-batches of an optimizer step
+    _ahead: Any = None  # samples the next batch during the update, see [`~trainers.base.ahead`]
     _paper: dict[str, str] | None = None
 
     def __init__(
@@ -124,6 +125,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
             self.sampler.check_items([*items.take(1)], environment)
+        if args.rollouts_ahead:
+            from trl_multiagent.trainers.base.ahead import Ahead
+
+            self._ahead = Ahead(self)
 
     def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
         """
@@ -300,25 +305,37 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             except TaskError as error:
                 if error.position is None:
                     raise
-                self._abort_with_report(str(error), joint_actions=[joint_action_records(nodes)[error.position]])
+                from trl_multiagent.trainers.base.failures import end_with_reward
+
+                end_with_reward(self, error, nodes)
 
     # The batch
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
-        return generation_batch  # `Trainer` calls this for a micro-batch, when the rollouts are sampled
+        # `Trainer` calls this for a micro-batch, when the rollouts are sampled
+        if self._ahead is not None:
+            self._ahead.serve()
+        return generation_batch
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Batch]:
+        rows = None if self._ahead is None else self._ahead.take()
+        self._step_rows = self._make_rows(lambda: self._play_trees(inputs)) if rows is None else rows
+        return self._make_batches(self._step_rows)
+
+    def _make_rows(self, play: Callable[[], Trees]) -> list[Row]:
+        """Plays the trees of a batch. Returns their rows."""
         with fail_together(self.accelerator):
-            self._turns = self._play_trees(inputs)
+            self._turns = play()
         if not self._has_chosen:
             from trl_multiagent.trainers.base.memory import choose_for
 
             choose_for(self)
         self._judge(self._turns)
         with fail_together(self.accelerator):
-            self._step_advantages = self.advantages(self._turns)
-        self.observer.rollout("train", self._turns, self._step_advantages)
-        return self._make_batches(self._turns, self._step_advantages)
+            advantages = self.advantages(self._turns)
+            rows = collect_rows(self._turns, advantages)
+        self.observer.rollout("train", self._turns, advantages)
+        return rows
 
     def _set_rows(self, rows: int, checkpoints: bool) -> None:
         self._has_chosen = True
@@ -329,14 +346,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _judge(self, turns: Trees) -> None:
         """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
 
-    def _make_batches(self, turns: Trees, advantages: Advantages) -> list[Batch]:
+    def _make_batches(self, all_rows: list[Row]) -> list[Batch]:
         """
         Builds the micro-batches of an optimizer step. All processes have the same number of them, which is as small as
         `per_device_train_batch_size` allows.
         """
         args, roles, accelerator = self.args, self.team.trained_roles, self.accelerator
         with fail_together(accelerator):
-            all_rows = collect_rows(turns, advantages)
             rows = self.rows_to_train(all_rows)
         own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
         most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
@@ -385,7 +401,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             self.team.tokenizers[role].pad_token_id,
             self.team.end_tokens(role),
             self.args.mask_truncated_completions,
-            sampling_logps=self.args.use_vllm,
+            sampling_logps=self.args.use_vllm or self._ahead is not None,
         )
         if role in self._router_loss_coefs:
             tensors.router_weights = torch.full((len(tensors),), float(bool(rows)))
@@ -428,10 +444,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             losses |= self._critic_losses(outputs, inputs)
             total = sum(losses.values())
             if not total.isfinite():
-                role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
-                records = [record for nodes in self._turns for record in joint_action_records(nodes)]
-                name = f"agent {role!r}" if role in rows else role
-                self._abort_with_report(f"The loss of {name} is {loss.item()}", joint_actions=records)
+                from trl_multiagent.trainers.base.failures import end_with_loss
+
+                end_with_loss(self, losses)
         self._is_in_backward = True
         return total
 
@@ -451,16 +466,17 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 self.optimizer.train()
             if self._is_between_batches() or not self._buffered_inputs:
                 self._buffered_inputs = self._generate_and_score_completions(inputs)
-            loss = None
-            while loss is None:
-                try:
-                    loss = self._accumulate(model, *args, **kwargs)
-                except (torch.OutOfMemoryError, OtherProcessError) as error:
-                    from trl_multiagent.trainers.base.memory import check_out_of_memory, halve_rows
+            with contextlib.nullcontext() if self._ahead is None else self._ahead.running():
+                loss = None
+                while loss is None:
+                    try:
+                        loss = self._accumulate(model, *args, **kwargs)
+                    except (torch.OutOfMemoryError, OtherProcessError) as error:
+                        from trl_multiagent.trainers.base.memory import check_out_of_memory, halve_rows
 
-                    check_out_of_memory(self, error)
-                if loss is None:  # outside of the handler, which holds the tensors of the forward
-                    halve_rows(self)
+                        check_out_of_memory(self, error)
+                    if loss is None:  # outside of the handler, which holds the tensors of the forward
+                        halve_rows(self)
         self.observer.end_step()
         return loss
 
@@ -543,7 +559,6 @@ def check_inputs(
     Raises `TypeError` or `ValueError` if an argument has the wrong type, or the arguments of a trainer do not fit each
     other.
     """
-    args.check_machine()
     check_team(team, environment, args.num_agents)
     args.set_turns(environment)
     check_stop_strings(args.stop_strings, team.roles)
@@ -582,16 +597,6 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
         raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
-
-
-def joint_action_records(nodes: list[Node]) -> list[dict]:
-    """Returns the joint actions of nodes for a failure report, with their rewards if they are known."""
-    records = []
-    for node in nodes:
-        for k, joint_action in enumerate(node.joint_actions):
-            reward = {"reward": node.rewards[k]} if node.rewards else {}
-            records.append({"item": node.item, **reward, "completions": joint_action})
-    return records
 
 
 class EpochSampler(RepeatSampler):

@@ -1,14 +1,12 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
-import json
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -23,7 +21,7 @@ from transformers.integrations import (
     is_deepspeed_zero3_enabled,
 )
 from transformers.integrations.liger import apply_liger_kernel
-from transformers.trainer_utils import EvalLoopOutput, HubStrategy, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
 from trl.models.utils import add_hooks, remove_hooks
@@ -31,7 +29,6 @@ from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.task_errors import show
-from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -39,7 +36,6 @@ from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
 from trl_multiagent.trainers.base.metrics import RolloutTotals, tracker_names
 from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
@@ -398,17 +394,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         return self._expert_loads[role] @ expert_sums[1]
 
-    # Failures
-
-    def _abort_with_report(self, problem: str, **records: list[dict]) -> NoReturn:
-        """Ends the run with an error, after it has written the items and texts that caused it to the output folder."""
-        folder = Path(self.args.output_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"failure_step{self.state.global_step}_process{self.accelerator.process_index}.json"
-        report = {"problem": problem, "agents": list(self.team.roles), **records}
-        path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
-        raise FloatingPointError(f"{problem} at step {self.state.global_step}. Items and completions are in {path}.")
-
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
     def _run_settings(self) -> dict[str, Any]:
@@ -485,19 +470,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        pushes = self.is_world_process_zero() and self.args.hub_strategy != HubStrategy.END
-        if self._saving or not pushes or not self._may_change_files():
-            return  # an unfinished checkpoint is pushed later
-        from trl_multiagent.trainers.base.hub import only_team_files, report_failure
+        from trl_multiagent.trainers.base.hub import push_checkpoint
 
-        # The inherited method copies the files of a single model, and its tokenizer, to the folder that it uploads
-        source, target = Path(checkpoint_folder), Path(self.args.output_dir)
-        shutil.copytree(source / AGENTS_FOLDER, target / AGENTS_FOLDER, dirs_exist_ok=True)
-        shutil.copy(source / TEAM_FILE, target / TEAM_FILE)
-        with only_team_files(), temporarily_set(self, processing_class=None):
-            super()._push_from_checkpoint(checkpoint_folder)
-        for job in self.push_in_progress.jobs:
-            job.add_done_callback(report_failure)
+        if not self._saving:  # an unfinished checkpoint is pushed later
+            push_checkpoint(self, checkpoint_folder, super()._push_from_checkpoint)
 
     @property
     def _hub_name(self) -> str:

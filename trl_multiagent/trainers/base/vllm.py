@@ -14,7 +14,7 @@ import shutil
 import socket
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -28,7 +28,9 @@ from transformers import PreTrainedModel, set_seed
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
+from trl.import_utils import is_vllm_available
 
+from trl_multiagent.console import install_command
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.pretrained import adapter_parameters
@@ -126,12 +128,10 @@ class AgentGeneration(VLLMGeneration):
 
     def update(self, role: str, step: int, together: bool = True) -> None:
         """
-        Sends the weights of an agent, if they were not sent since the optimizer step `step`. All processes must call
-        this method, at the same time if they are `together`. Raises [`EngineError`] if the server does not answer.
+        Sends the weights of an agent after the optimizer step `step`. All processes must call this method, at the same
+        time if they are `together`. Raises [`EngineError`] if the server does not answer.
         """
         owner = self.owner(role)
-        if self.sent_steps.get(owner) == step:
-            return
         if self.mode == "server":
             # Over NCCL, a dead server would make the processes wait
             check = lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER)  # noqa: E731
@@ -374,12 +374,24 @@ class Engine:
         self.llm.sleep(level=1 if self.keeps_weights else level)
 
 
+def check_machine(args: RolloutConfig) -> None:
+    """Raises an error if this machine, or the number of processes, cannot run vLLM as it could run elsewhere."""
+    if not is_vllm_available():
+        raise ImportError(f"`use_vllm=True` needs vLLM: {install_command('vllm')}.")
+    if args.vllm_mode == "colocate" and args.world_size % args.vllm_tensor_parallel_size != 0:
+        raise ValueError(
+            f"`vllm_tensor_parallel_size` is {args.vllm_tensor_parallel_size}, which does not divide the "
+            f"{args.world_size} processes."
+        )
+
+
 class VLLMGenerator:
     """Samples with vLLM. Sends the weights to vLLM before the first completions after an optimizer step."""
 
     synchronized = True  # as in [`~trainers.base.team_trainer.TrainerGenerator`]
 
     def __init__(self, trainer: Any):
+        check_machine(trainer.args)
         team = trainer.team
         end_tokens = {role: team.end_tokens(role) for role in team.roles}
         self.trainer = trainer
@@ -388,15 +400,20 @@ class VLLMGenerator:
         self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
     def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
-        trainer = self.trainer
-        for role in turn.prompt_ids:
-            self._wait()
-            # The weights of a frozen agent are sent once
-            step = 0 if role in trainer.team.frozen else trainer.state.global_step
-            with trainer.team.activate(role):
-                self.agents[role].update(role, step, self.synchronized)
+        self.send(turn.prompt_ids)
         self._wait()
-        return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, trainer.accelerator)
+        return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, self.trainer.accelerator)
+
+    def send(self, roles: Iterable[str]) -> None:
+        """Sends the weights of agents that have changed since they were sent."""
+        team = self.trainer.team
+        for role in roles:
+            self._wait()
+            agent = self.agents[role]
+            step = 0 if role in team.frozen else self.trainer.state.global_step
+            if agent.sent_steps.get(agent.owner(role)) != step:
+                with team.activate(role):
+                    agent.update(role, step, self.synchronized)
 
     def _wait(self) -> None:
         """Waits for the other processes before a collective operation."""
@@ -408,9 +425,9 @@ class VLLMGenerator:
         for agent in self.agents.values():
             agent.sent_steps.clear()
 
-    def check(self, role: str, numbers: list[float]) -> float:
+    def check(self, role: str, numbers: list[float]) -> None:
         """
-        Returns the mean difference between the log-probabilities of the engine and of the policy, in nats per token.
+        Compares the log-probabilities of the engine with those of the policy.
 
         Args:
             role (`str`): The agent.
@@ -420,7 +437,7 @@ class VLLMGenerator:
             EngineError: The weights of the engine seem to differ from the trained ones: the difference is too large,
                 too many ratios are out of bounds, or too many log-probabilities are missing.
         """
-        outside, number, total, compared, sampled = numbers
+        outside, number, total, compared, sampled, _ = numbers
         difference, share, missing = total / max(1, compared), outside / max(1, number), 1 - compared / max(1, sampled)
         if sampled and missing > 0.5:
             raise EngineError(f"vLLM returned no log-probabilities for {missing:.0%} of the tokens of agent {role!r}.")
@@ -433,7 +450,6 @@ class VLLMGenerator:
                 "own model, and resume. A server needs `--logprobs-mode processed_logprobs`. If only its precision "
                 "differs, set `vllm_importance_sampling_mode: token_truncate`, or weaken `top_p` and the like."
             )
-        return difference
 
 
 def sample_turn(

@@ -1,0 +1,43 @@
+"""Ends a training whose numbers are not finite, with a report of the items and texts that caused it."""
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import Node
+
+
+def end_with_report(trainer: Any, problem: str, **records: list[dict]) -> NoReturn:
+    """Writes the records to the output folder of a trainer, and raises a `FloatingPointError` that names the file."""
+    folder, step = Path(trainer.args.output_dir), trainer.state.global_step
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"failure_step{step}_process{trainer.accelerator.process_index}.json"
+    report = {"problem": problem, "agents": list(trainer.team.roles), **records}
+    path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
+    raise FloatingPointError(f"{problem} at step {step}. Items and completions are in {path}.")
+
+
+def end_with_reward(trainer: Any, error: TaskError, nodes: list[Node]) -> NoReturn:
+    """Reports a reward that is not finite. `error` has its position among the joint actions of the nodes."""
+    end_with_report(trainer, str(error), joint_actions=[records_of(nodes)[error.position or 0]])
+
+
+def end_with_loss(trainer: Any, losses: dict[str, torch.Tensor]) -> NoReturn:
+    """Reports a loss that is not finite, with all joint actions of the batch. `losses`: by agent or critic."""
+    role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
+    name = f"agent {role!r}" if role in trainer.team.roles else role
+    records = [record for nodes in trainer._turns for record in records_of(nodes)]
+    end_with_report(trainer, f"The loss of {name} is {loss.item()}", joint_actions=records)
+
+
+def records_of(nodes: list[Node]) -> list[dict]:
+    """Returns the joint actions of nodes, with their rewards if they are known."""
+    records = []
+    for node in nodes:
+        for k, joint_action in enumerate(node.joint_actions):
+            reward = {"reward": node.rewards[k]} if node.rewards else {}
+            records.append({"item": node.item, **reward, "completions": joint_action})
+    return records
