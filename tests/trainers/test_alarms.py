@@ -82,6 +82,18 @@ def test_in_a_short_training_a_condition_of_completions_holds_for_half_of_it(tmp
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(6, "out_of_turns")]
 
 
+@pytest.mark.parametrize(
+    ("rise", "fall", "found"), [(0.5, 0.3, [20]), (-0.5, 0.3, []), (0.5, -0.3, []), (0.5, 0.0, [])]
+)
+def test_a_reward_that_rises_while_fewer_answers_pass_raises_an_alarm(tmp_path, rise, fall, found):
+    """Other items in each step make both noisy."""
+    noise = itertools.cycle([0.1, -0.1, 0.0])
+    early = [HEALTHY | {"reward": 1 + x, "turn_1/passed": 0.4 - x} for x in itertools.islice(noise, 10)]
+    late = [HEALTHY | {"reward": 1 + rise + x, "turn_1/passed": 0.4 - fall - x} for x in itertools.islice(noise, 10)]
+    alarms, _ = run(tmp_path, early + late, max_steps=40)
+    assert [(alarm["alarm"], alarm["step"]) for alarm in alarms] == [("fewer_pass", step) for step in found]
+
+
 def test_an_alarm_is_raised_again_after_a_pause_and_after_a_resume(tmp_path):
     bad = HEALTHY | {"turn_1/aux_used": 0.0}
     logs = [bad] * STEPS + [HEALTHY] + [bad] * STEPS

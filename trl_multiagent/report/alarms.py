@@ -9,6 +9,7 @@ alarms as an uninterrupted run.
 import itertools
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.utils import logging
 
+from trl_multiagent.environments.base import PASSED
 from trl_multiagent.folders import ALARMS_FILE, naming, write_text
 
 
@@ -55,6 +57,10 @@ OF_COMPLETIONS = {
         "lower `learning_rate`. Otherwise, raise the limit, ask for short answers, or set `stop_strings`.",
     ),
 }
+FEWER_PASS = (
+    "the reward is higher than in the first ones, and fewer answers pass. Read the answers: the reward "
+    "pays for something else than the task."
+)
 EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
 
 Log = Mapping[str, Any]
@@ -81,7 +87,8 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero and "reward" in state.log_history[-1]:
             latest_first = (log for log in reversed(state.log_history) if "reward" in log)
             logs = [*itertools.islice(latest_first, STEPS + 1)][::-1]  # the whole history would be read at every step
-            before, found = (self.conditions(entries, state.max_steps, args) for entries in (logs[:-1], logs))
+            first = [*itertools.islice((log for log in state.log_history if "reward" in log), STEPS)]
+            before, found = (self.conditions(entries, state.max_steps, args, first) for entries in (logs[:-1], logs))
             self._raise({name: text for name, text in found.items() if name not in before}, args, state)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -102,11 +109,12 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 
-    def conditions(self, logs: Sequence[Log], max_steps: int, args: Any) -> dict[str, str]:
+    def conditions(self, logs: Sequence[Log], max_steps: int, args: Any, first: Sequence[Log] = ()) -> dict[str, str]:
         """
         Returns the alarm conditions that hold in all log entries of the last 20 steps, which are at least 3 entries,
         with a message for each. Those of completions need no more than half of a training. In a short one, equal
-        returns may just be the highest.
+        returns may just be the highest. The reward and the share of answers that pass are compared with the `first`
+        entries of the training.
         """
         last = logs[-1]["step"] if logs else 0
         # Of each alarm: the steps, a metric, its bounds, and the message
@@ -128,6 +136,11 @@ class Alarms(TrainerCallback):
             holds = all(metric in log and least <= log[metric] <= most for log in entries)
             if last >= steps and len(entries) >= ENTRIES and holds:
                 found[name] = f"Since step {entries[0]['step']} or longer, {text}"
+        number = max(ENTRIES, sum(log["step"] > last - steps // 2 for log in logs))
+        early, late = first[:number], logs[-number:]
+        if early and late and early[-1]["step"] < late[0]["step"] and rise(early, late, "reward") > 2:
+            if rise(early, late, f"turn_1/{PASSED}") < -2:
+                found["fewer_pass"] = f"In the last {number} log entries, {FEWER_PASS}"
         return found
 
     def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:
@@ -137,6 +150,17 @@ class Alarms(TrainerCallback):
             path.parent.mkdir(parents=True, exist_ok=True)
             with naming(path), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, "alarm": name, "message": text}) + "\n")
+
+
+def rise(early: Sequence[Log], late: Sequence[Log], metric: str) -> float:
+    """
+    Returns how much the mean of a metric has risen, in standard errors of the difference; 0 if an entry lacks it.
+    """
+    if not all(metric in log for log in (*early, *late)):
+        return 0.0
+    parts = [[log[metric] for log in part] for part in (early, late)]
+    error = sum(statistics.variance(part) / len(part) for part in parts) ** 0.5
+    return (statistics.mean(parts[1]) - statistics.mean(parts[0])) / (error + 1e-9)
 
 
 def is_cliff(rewards: Sequence[float], drop: float) -> bool:
