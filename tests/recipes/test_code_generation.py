@@ -13,9 +13,10 @@ import yaml
 from scripts import algorithm_of
 
 from trl_multiagent import AgentTeam
+from trl_multiagent.configs.recipes.code_generation import demo, prompts
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun
-from trl_multiagent.tasks.code_generation.data import TASK
+from trl_multiagent.tasks.code_generation.data import TASK, load_code_dataset
 
 from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_llama
@@ -42,7 +43,11 @@ def test_every_configuration_has_a_plan(config, tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert "Dry run" in out and "env steps" in out and "joint actions" in out
     computed_in = "float32" if config.stem.endswith("demo") else "bfloat16"
-    weights = "LoRA of rank 16" if config.stem.endswith("smollm2") else f"(float32 weights, computed in {computed_in})"
+    weights = (
+        "LoRA of rank 16"
+        if config.stem.endswith(("smollm2", "coder"))
+        else f"(float32 weights, computed in {computed_in})"
+    )
     assert config not in CONFIGS or weights in out
     assert err.count("is the data type to compute in") == ("dtype: bfloat16" in config.read_text())
     assert list(tmp_path.iterdir()) == []
@@ -104,6 +109,55 @@ def test_scripts_train_a_tiny_team(algorithm, config, tiny_model, shared_data, t
     assert merged["agent_model"]["name"] == tiny_model
     assert merged[algorithm]["max_steps"] == 1
     assert not (folder / "team.json").exists()
+
+
+# Prompts for small models, and what they write
+
+
+@pytest.mark.parametrize("name", ["humaneval", "coophumaneval", "mbpp"])
+def test_prompts_for_small_models_tell_the_task_in_prose_after_solved_problems(name):
+    """A small model completes any header that it sees, and copies what a prompt shows."""
+    items = load_code_dataset(name)
+    assert {call.partition("(")[0] for call, *_ in prompts.SOLVED}.isdisjoint(items["entry_point"])
+    for item in items:
+        chats = [prompts.aux(item), prompts.main(item), prompts.alone(item)]
+        assert all([x["role"] for x in chat] == ["user", "assistant"] * 2 + ["user"] for chat in chats)
+        assert all("def " not in chat[-1]["content"] for chat in chats)
+        assert all(f"`{item['entry_point']}(" in chat[-1]["content"] for chat in chats)
+    told = prompts.main(PROBLEM)[-1]["content"]
+    assert told.startswith("Task: Double x.\n") and "`f(x)` with calls of `aux(x)`" in told
+    assert prompts.main({**PROBLEM, "prompt": "Result: it fails"})[-1]["content"].startswith(
+        "Task: Result: it fails\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [(([6, 8, 28], 2000), ([6, 28], 366)), (([0, 1], 1900), ([], 365)), (([], 2023), ([], 365))],
+)
+def test_the_solved_problems_are_right(values, expected):
+    for (_, _, aux, main), value, right in zip(prompts.SOLVED, values, expected, strict=True):
+        names = {}
+        exec(f"{aux}\n{main}", names)
+        assert names[main[4 : main.index("(")]](value) == right
+
+
+def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny_llama().save_pretrained("model")
+    byte_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}").save_pretrained("model")
+    settings = ["magrpo.max_steps=1", "magrpo.max_completion_length=4", "magrpo.num_generations=2"]
+    demo.main(["--override", *settings], str(tmp_path / "model"), tmp_path / "run", items=1)
+    shown = capsys.readouterr().out.partition("Before and after")[2]
+    words = [
+        "x_or_y",
+        "--- before: 0 of 5 tests pass, main does not use aux",
+        "--- after: ",
+        "# aux",
+        "minutes",
+        "report.html",
+    ]
+    assert all(word in shown for word in words), shown
 
 
 # A run that continues a checkpoint

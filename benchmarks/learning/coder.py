@@ -1,0 +1,167 @@
+"""
+What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together, on held-out problems.
+
+    python -m benchmarks.learning.coder --folder runs                     # every row that is not there yet
+    python -m benchmarks.learning.coder untrained trained --folder runs   # these two
+    python -m benchmarks.learning.coder --model path.gguf --override magrpo.max_steps=10 --folder runs
+    python -m benchmarks.learning.coder --show --folder runs              # the table as far as it is measured
+    python -m benchmarks.learning.coder --answers 10 --show --folder runs # with answers before and after
+    python -m benchmarks.learning.coder --smoke                           # seconds: whether it runs
+
+A row is a policy. `published` and `untrained` are the untrained team with the published prompts and with those of
+recipes/code_generation/prompts.py; `trained` is that team after `magrpo_che_coder`; `alone` and `alone_trained` are
+one agent. All answer the 16 held-out problems of CoopHumanEval once, greedily. Both rewards are computed from the same
+answers. Intervals (95 %) are over problems; those of differences are Student's, over the differences of each problem.
+
+A training that was interrupted goes on from its last checkpoint. `--override` holds for trainings, and makes no
+difference to rows that are there. A row that is not there is marked.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.team_run import byte_tokenizer, machine, save_model
+from trl_multiagent.cli import TASKS
+from trl_multiagent.evaluation.statistics import t_interval
+from trl_multiagent.runs.evaluation import run_evaluation
+from trl_multiagent.runs.run import run_recipe
+
+
+# Name of each row -> its configuration, its changes, and whether it is trained
+ROWS: dict[str, tuple[str, list[str], bool]] = {
+    "published": ("magrpo_che_coder", ["prompt_files.aux=null", "prompt_files.main=null"], False),
+    "untrained": ("magrpo_che_coder", [], False),
+    "trained": ("magrpo_che_coder", [], True),
+    "alone": ("grpo_mbpp_coder", ["dataset.name=coophumaneval", "dataset.eval_split=[:16]"], False),
+    "alone_trained": (
+        "grpo_mbpp_coder",
+        ["dataset.name=coophumaneval", "dataset.train_split=[48:]", "dataset.eval_split=[:16]"],
+        True,
+    ),
+}
+COMPARED = (
+    ("published", "untrained"),
+    ("untrained", "trained"),
+    ("alone", "alone_trained"),
+    ("alone_trained", "trained"),
+)
+METRICS = {
+    "paper_reward": "published",
+    "earned_reward": "earned",
+    "passed": "pass@1",
+    "test_pass_rate": "tests passed",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
+    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
+    parser.add_argument("--override", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the trainings")
+    parser.add_argument("--tokens", type=int, default=96, help="longest answer of an evaluation (default: 96)")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--answers", type=int, default=0, help="answers to show, before and after the training")
+    parser.add_argument("--smoke", action="store_true", help="seconds: one step of a tiny random model")
+    parser.add_argument("--folder", type=Path, help="where the runs go; by default they are removed")
+    parser.add_argument("--output", type=Path, default=Path("coder.json"), help="where the JSON goes")
+    options = parser.parse_args()
+    if unknown := {*options.rows} - {*ROWS}:
+        parser.error(f"no row {unknown.pop()!r}: there are {', '.join(ROWS)}")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        if options.smoke:
+            save_model(folder / "model", hidden_size=64, num_layers=1)
+            tokenizer = byte_tokenizer()
+            tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
+            tokenizer.save_pretrained(folder / "model")
+            options.model, options.tokens, options.rows = str(folder / "model"), 4, ["untrained", "trained"]
+            options.override += ["magrpo.max_steps=1", "magrpo.max_completion_length=4"]
+        for row in () if options.show else options.rows:
+            measure(row, options, folder)
+        found = {row: episodes_of(folder / row) for row in ROWS}
+        for line in [*table(found, folder), "", *differences(found)]:
+            print(line)
+        for before, after in [*zip(found["untrained"], found["trained"], strict=False)][: options.answers]:
+            print("\n".join(["", before["id"], *answers("before", before), *answers("after", after)]))
+        numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
+    options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
+
+
+def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
+    """Trains and evaluates a row, as far as it is not there."""
+    config, changes, is_trained = ROWS[row]
+    run, section = folder / row / "run", config.split("_")[0]
+    if (folder / row / "evaluation.json").is_file():
+        return
+    changes = ["--config", config, "--override", f"agent_model.name={options.model}", *changes]
+    if is_trained and not (run / "team.json").is_file():
+        more = [*options.override, f"{section}.output_dir={run}", f"{section}.disable_tqdm=true"]
+        run_recipe(section, TASKS, [*changes, *more, "--resume_from_checkpoint", "auto"], "benchmark")
+    sampling = ["--num_episodes", "1", "--temperature", "0", "--max_completion_length", str(options.tokens)]
+    team = str(run) if is_trained else options.model
+    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder / row)], "benchmark")
+
+
+def episodes_of(folder: Path) -> list[dict[str, Any]]:
+    """Returns the episodes of an evaluation, without any if it is not there."""
+    lines = [line for path in folder.glob("transcripts/*/transcripts.jsonl") for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines] if (folder / "evaluation.json").is_file() else []
+
+
+def values(episodes: list[dict[str, Any]], metric: str) -> np.ndarray:
+    """Returns a metric of each episode's last turn; 0 for one that an agent alone does not have."""
+    return np.array([episode["turns"][-1]["metrics"].get(metric, 0.0) for episode in episodes])
+
+
+def table(found: dict[str, list[dict[str, Any]]], folder: Path) -> list[str]:
+    """Returns the table as Markdown."""
+    head = [*METRICS.values(), "parses", "aux defined", "used", "size share", "tokens", "longest chain", "steps"]
+    lines = [f"| row | {' | '.join(head)} |", f"| {' | '.join(['---'] * (len(head) + 1))} |"]
+    for row, episodes in found.items():
+        cells = row_of(episodes, folder / row) if episodes else ["not measured"] + [""] * (len(head) - 1)
+        lines.append(f"| `{row}` | {' | '.join(cells)} |")
+    return lines
+
+
+def row_of(episodes: list[dict[str, Any]], folder: Path) -> list[str]:
+    """Returns the cells of a row."""
+    (policy,) = json.loads((folder / "evaluation.json").read_text())["policies"].values()
+    results = [policy["results"]["final"][metric] for metric in METRICS]
+    cells = [f"{x['mean']:.2f} [{x['low']:.2f}, {x['high']:.2f}]" for x in results]
+    used, is_team = values(episodes, "collab_aux_usage") > 0, "size_share" in episodes[0]["turns"][-1]["metrics"]
+    # Of the published table, 0.4 is for aux, and 0.6 for main
+    defined = np.isin(values(episodes, "definition_reward").round(1), (0.4, 1.0))
+    shares = [values(episodes, "syntax_valid_rate").mean()]
+    shares += [defined.mean(), used.mean(), values(episodes, "size_share").mean()] if is_team else []
+    # Agents of one turn answer at the same time
+    tokens = [[sum(kind(turn["tokens"].values()) for turn in x["turns"]) for kind in (sum, max)] for x in episodes]
+    counts = [f"{x:.0f}" for x in np.mean(tokens, axis=0)]
+    steps = max((int(path.name.split("-")[1]) for path in folder.glob("run/checkpoint-*")), default=0)
+    return [*cells, *[f"{x:.2f}" for x in shares], *[""] * (4 - len(shares)), *counts, str(steps)]
+
+
+def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Returns the differences of the rows that are there, with their intervals."""
+    lines = []
+    for before, after in COMPARED:
+        for metric, name in METRICS.items() if found[before] and found[after] else ():
+            difference = values(found[after], metric) - values(found[before], metric)
+            low, high = t_interval(difference, 0.95)
+            lines.append(f"{after} - {before}, {name}: {difference.mean():+.2f} [{low:.2f}, {high:.2f}]")
+    return lines
+
+
+def answers(when: str, episode: dict[str, Any]) -> list[str]:
+    """Returns what the agents wrote in an episode, as lines."""
+    (turn,) = episode["turns"]
+    told = {name: round(turn["metrics"][metric], 2) for metric, name in METRICS.items()}
+    return [f"{when}: {told}", *[f"{role}:\n{text}" for role, text in turn["completions"].items()]]
+
+
+if __name__ == "__main__":
+    main()
