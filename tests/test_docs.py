@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import pandas as pd
 import pytest
 from datasets import Dataset
 from matplotlib.image import imread
@@ -73,9 +74,10 @@ def test_the_table_of_trl_arguments_is_current():
 def test_readme_example(run_example, tmp_path, capsys):
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
-    set_up = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)[0]  # nothing else is needed for demo and tests
+    install, set_up = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)[:2]
+    assert "git clone" in install and text.index(install) < text.index("```python")
     commands = [line.partition("#")[0].strip() for line in set_up.splitlines()]
-    assert commands == ["make demo-real", "make demo", "make test"]
+    assert commands == ["make demo-real", "make demo", "make test"]  # nothing else is needed for demo and tests
     (example,) = python_blocks(ROOT / "README.md")
     assert len(example.strip().splitlines()) <= 24
     run_example(example)
@@ -129,21 +131,18 @@ def test_a_picture_is_drawn_by_its_script(tmp_path, name):
 
 
 def test_the_picture_of_a_conversation_is_drawn_by_its_script(tmp_path):
-    roles = ("speaker", "decider")
-    turns = [{"prompts": {role: "A cup is hidden."}, "completions": {role: "a\ncup"}, "reward": 1.0} for role in roles]
-    right = {"results": {"turn_2": {"reward": {"mean": 0.5}}}}
-    played = {"evaluation_untrained": ["base"], "evaluation": ["team", "team_messages_cut", "team_messages_shuffled"]}
-    for folder, names in played.items():
-        for name in names:
-            (tmp_path / folder / "transcripts" / name).mkdir(parents=True)
-            record = json.dumps({"episode": 0, "turns": turns})
-            (tmp_path / folder / "transcripts" / name / "transcripts.jsonl").write_text(f"{record}\n" * 64)
-        (tmp_path / folder / "evaluation.json").write_text(json.dumps({"policies": dict.fromkeys(names, right)}))
+    said = {"prompt/speaker": "A cup is hidden.", "completion/speaker": "a\ncup", "completion/decider": "cup"}
+    rows = [
+        {"step": step, "item": str(item), "turn": turn, "reward": 1.0, **said}
+        for step in (0, 12)
+        for item in (0, 21, 42)
+        for turn in (1, 2)
+    ]
     script = ROOT / "docs" / "images" / "make_hidden.py"
     drawn = {"__name__": "script", "__file__": str(script)}
     exec(script.read_text(), drawn)
     drawn["PICTURES"] = {tmp_path / path.name: look for path, look in drawn["PICTURES"].items()}
-    drawn["save"](tmp_path)
+    drawn["save"](pd.DataFrame(rows).groupby("step"))
     for name in ("hidden.png", "hidden_phone.png"):
         assert imread(tmp_path / name).shape == imread(script.with_name(name)).shape
 

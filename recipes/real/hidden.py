@@ -47,7 +47,7 @@ def even(items):
     return items
 
 
-def load_datasets(settings):
+def load_datasets(settings=None):
     from datasets import Dataset
 
     return Dataset.from_list(draw(TRAINING, 512, 0)), Dataset.from_list(even(draw(HELD_OUT, 64, 1)))

@@ -120,7 +120,7 @@ class Agents:
         self._episode.was_paid = True
 
     def log(self, name: str, number: float) -> None:
-        """Adds a metric, logged as `turn_{k}/{name}`."""
+        """Adds a metric, logged as `turn_{k}/{name}` and, over whole episodes, as `episode/{name}`."""
         self._episode.metrics[name] = float(number)
 
     def note(self, column: str, text: Any) -> None:
