@@ -669,6 +669,20 @@ def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
     assert all((node.roles, node.rewards) == (ROLES, [6.0] * number) for node in turns[0]) and turns[1] == []
 
 
+def test_a_task_that_only_yields_goes_on_beside_the_turns():
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        async def yielding():
+            while True:
+                await asyncio.sleep(0)
+
+        run.kept = asyncio.create_task(yielding())
+        await agents.aux("a")
+        return 1.0
+
+    assert play(run, [{}], scripted(ANSWERS), num_turns=1, num_episodes=1)[0][0].rewards == [1.0]
+
+
 def test_a_fork_hears_its_roles_in_the_order_of_the_branch():
     @workflow(roles=ROLES)
     async def run(item, agents):

@@ -56,6 +56,7 @@ from trl_multiagent.jobs.signals import closing_at_exit
 
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at episodes that wait for something else
+MOST_PASSES = 1000  # of the event loop, after which a task that only yields keeps a turn waiting no longer
 MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
 
 EPISODE = contextvars.ContextVar[Any]("EPISODE", default=None)  # in which a task was started
@@ -409,14 +410,15 @@ class WorkflowEnvironment(Environment):
         """
         loop: Any = asyncio.get_running_loop()
         deadline, pause, is_quiet = loop.time() + (self.timeout or math.inf), 0.0, not episodes
-        moving = None
-        while moving or not is_quiet:
+        moving, passes = None, 0
+        while moving or not (is_quiet or passes > MOST_PASSES):
             number = loop.num_callbacks
             await asyncio.sleep(pause)
             is_quiet = loop.num_callbacks == number + 1  # that of this coroutine
             for episode in episodes:
                 self._check_end(episode)
             moving = next((episode for episode in episodes if not episode.rests()), None)
+            passes = 0 if moving else passes + 1
             if moving and loop.time() > deadline:
                 raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{moving.line()}.")
             pause = min(pause + SHORTEST_PAUSE, LONGEST_PAUSE) if is_quiet else 0.0
