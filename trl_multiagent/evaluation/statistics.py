@@ -211,7 +211,7 @@ class Result:
     # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], and
     # of `return`
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    answers: list[list[dict[str, Any]]] = field(default_factory=list)  # to show, see [`answers_of`]
+    answers: Sequence[Records] = ()  # to show, see [`answers_of`]
 
     @property
     def name(self) -> str:
@@ -253,14 +253,16 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     return Result(policy, names, values, total_cost(records), speed_of(records), ranges, answers_of(records))
 
 
-def answers_of(records: Records) -> list[list[dict[str, Any]]]:
+def answers_of(records: Records) -> list[Records]:
     """Returns the best, a typical and the worst answer of each turn, by what is earned from this turn on."""
     turns = []
     for t in range(max(len(record["turns"]) for record in records)):
-        later = [(sum(turn["reward"] for turn in x["turns"][t:]), x) for x in records if len(x["turns"]) > t]
-        ranked = sorted((pair for pair in later if not math.isnan(pair[0])), key=lambda pair: -pair[0])
-        chosen = [ranked[k] for k in (0, len(ranked) // 2, -1) if ranked]
-        turns.append([{"value": value, "name": x["name"], **x["turns"][t]} for value, x in chosen])
+        played = [x for x in records if t < len(x["turns"])]
+        found = [
+            {**x["turns"][t], "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])} for x in played
+        ]
+        ranked = sorted((x for x in found if not math.isnan(x["value"])), key=lambda x: -x["value"])
+        turns.append([ranked[k] for k in (0, len(ranked) // 2, -1) if ranked])
     return turns
 
 
