@@ -1,7 +1,6 @@
 """The examples in the documents run."""
 
 import dataclasses
-import json
 import re
 import sys
 import textwrap
