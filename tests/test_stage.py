@@ -76,9 +76,11 @@ def test_other_work_is_refused_and_free_settings_are_not_compared(tmp_path):
 
 def test_a_folder_of_others_is_refused(tmp_path):
     (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "_my_unfinished").write_text("novel")
     with pytest.raises(ValueError, match="holds other files: choose another folder"):
         work(tmp_path)
-    assert not (tmp_path / MANIFEST).exists()
+    assert not (tmp_path / MANIFEST).exists() and (tmp_path / "mine" / "_my_unfinished").is_file()
     with pytest.raises(ValueError, match=r"settings\.json is a file: choose another folder"):
         work(tmp_path / "settings.json")
 

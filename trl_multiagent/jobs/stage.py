@@ -60,7 +60,8 @@ class Stage:
             with fail_together(self.state):
                 if self.state.is_main_process:
                     stack.enter_context(locked(self.folder, self.advice))
-                    for path in self.folder.rglob("_*_unfinished"):  # of a process that was killed
+                    where = "**/" if (self.folder / MANIFEST).is_file() else ""  # else, folders are somebody else's
+                    for path in self.folder.glob(where + "_*_unfinished"):  # of a process that was killed
                         path.unlink()
                     if any(self.folder.iterdir()):
                         self.check()
