@@ -14,7 +14,14 @@ from pairs import pairs
 
 from trl_multiagent import Task, workflow
 from trl_multiagent.jobs import event_loop, signals
-from trl_multiagent.jobs.signals import COMMAND_VARIABLE, REQUEST, Request, end_on_signal, ending_later
+from trl_multiagent.jobs.signals import (
+    COMMAND_VARIABLE,
+    REQUEST,
+    Request,
+    closing_at_exit,
+    end_on_signal,
+    ending_later,
+)
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.runs.collection import run_collection
 from trl_multiagent.runs.evaluation import run_evaluation
@@ -279,6 +286,20 @@ def test_a_second_ctrl_c_ends_at_once(monkeypatch, capsys):
             os.kill(os.getpid(), number)
     assert codes == [130]
     assert capsys.readouterr().err == "run: ended by Ctrl-C. Go on with: the same command\n"
+
+
+def test_a_second_sigterm_does_not_cut_the_clean_up(monkeypatch, capsys):
+    """A scheduler sends one to all processes, and a launcher sends one more to its own."""
+    codes, closed = [], []
+
+    def close():
+        os.kill(os.getpid(), signal.SIGTERM)
+        closed.append(codes.copy())
+
+    monkeypatch.setattr(os, "_exit", codes.append)
+    with end_on_signal("run"), closing_at_exit(close):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert closed == [[]] and codes == [143] and len(capsys.readouterr().err.splitlines()) == 1
 
 
 # Launches its first argument, and gets a signal

@@ -148,6 +148,7 @@ def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -
     def receive(number: int, frame: FrameType | None) -> None:
         is_second, REQUEST.signal = REQUEST.signal is not None, REQUEST.signal or number
         if not REQUEST.waits or (is_second and number == signal.SIGINT):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler and a launcher send one each
             say(number)
             try:
                 while CLOSERS:  # a signal in between finds fewer, and the last one none
