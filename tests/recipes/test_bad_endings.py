@@ -182,3 +182,7 @@ def test_a_process_that_is_gone_is_one_line(tmp_path, monkeypatch, capsys):
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 1 and line.startswith("train: error: Another process has ended, or cannot be reached: ")
     assert line.endswith(f"Connection reset by peer. The last complete checkpoint is {tmp_path}/checkpoint-1.")
+    with pytest.raises(SystemExit), end_with_one_line("evaluate"):
+        lost(None)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("evaluate: error: Another process has ended, or cannot be reached: RuntimeError: [/pytorch")

@@ -120,7 +120,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     Ends the program with one line on failures that are not bugs, such as a full disk, and on failures of another
     process.
     """
-    from trl_multiagent.jobs.distributed import OtherProcessError
+    from trl_multiagent.jobs.distributed import OtherProcessError, is_lost_process
     from trl_multiagent.models.pretrained import TooLongError
     from trl_multiagent.trainers.base.checkpoints import CheckpointError, WriteError
 
@@ -134,6 +134,8 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(1)
     except Exception as error:  # libraries raise errors of many kinds
+        if is_lost_process(error):
+            fail(prog, f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}.")
         if not is_machine_fault(error):
             raise
         fail(prog, f"{describe(error)}. Mend the disk or free memory, and start again.")
