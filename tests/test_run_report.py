@@ -41,12 +41,12 @@ def run(tmp_path_factory):
     return trainer, folder, read_page(folder / "report.html")
 
 
-def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys, monkeypatch):
-    @workflow(roles=("aux",))
+def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys):
+    @workflow(roles=("aux", "main"))
     async def game(item, agents):
         rounds = 1 + len(item["x"]) % 2
         for number in range(rounds):
-            answer = await agents.aux(f"Round {number} of {item['x']}:")
+            answer = await agents[number](f"Round {number} of {item['x']}:")
         agents.log("rounds", rounds)
         return float(len(answer))
 
@@ -54,7 +54,7 @@ def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tm
         settings = {"max_steps": 3, "num_turns": 2, "num_generations": 2, "items_per_device": 4, "save_steps": 3}
         settings |= {"save_strategy": "steps", "disable_tqdm": False, "logging_steps": MAGRPOConfig.logging_steps}
         settings |= {"eval_on_start": True, "eval_strategy": "epoch", "eval_dataset": tiny_items(3)}
-        return tiny_trainer(tmp_path / "run", tiny_team(("aux",)), game, **settings)
+        return tiny_trainer(tmp_path / "run", tiny_team(), game, **settings)
 
     first = trainer()
     first.train()
@@ -65,6 +65,7 @@ def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tm
     lines = capsys.readouterr().out.splitlines()
     assert any(f", rounds {logs[-1]['episode/rounds']:.2f}" in line for line in lines)
     assert [line.partition(",")[0] for line in lines if line.startswith("Step ")] == ["Step 0", "Step 3"]
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == ["aux", "main"] * 2
     assert lines[-2:] == [f"Report           {tmp_path}/run/report.html", f"Saved team       {tmp_path}/run"]
     assert "episode/rounds" in read_page(tmp_path / "run" / "report.html")["metrics"]
     with pytest.raises(ValueError, match=r"the team and the report of an earlier run, .* choose another `output_dir`"):

@@ -1,5 +1,6 @@
 """What a training shows in the terminal: completions, and a progress bar or a line per log."""
 
+import itertools
 import math
 import random
 import sys
@@ -70,9 +71,10 @@ def before_and_after(trees: Sequence[Sequence[TraceRow]]) -> list[str]:
     for tree in trees:
         branch = typical_branch(tree)
         lines += ["", f"Step {branch[0]['step']}, return {branch[0]['return']:.2f}:"]
-        for row in branch:
-            said = {role: row[f"completion/{role}"] for role in roles_of(branch)}
-            lines += [f"  {role:<10} {one_line(text)[:MAX_SHOWN]}" for role, text in said.items() if text is not None]
+        for row, role in itertools.product(branch, roles_of(branch)):
+            text = row[f"completion/{role}"]
+            if isinstance(text, str):  # files may have NaN where a role did not act
+                lines.append(f"  {role:<10} {one_line(text)[:MAX_SHOWN]}")
     return [*lines, ""] if lines else []
 
 
