@@ -46,7 +46,8 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
     assert (installed / "py.typed").is_file()
     tasks = {path.parent.name for path in (installed / "configs").rglob("*.py")}
     families = {"block_building", "bug_fixing", "class_completion", "writing"}  # with the base models of their demos
-    assert tasks == {"demo", "games", "real", "workflows", *families}  # which configurations or `--task` name
+    # Which configurations or `--task` name
+    assert tasks == {"code_generation", "demo", "games", "real", "workflows", *families}
     targets = re.findall(r"\]\(([^)\s]+)", metadata)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata

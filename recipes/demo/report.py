@@ -17,6 +17,7 @@ from trl_multiagent.configs.recipes.demo.model import CONVENTIONS, write_aux
 from trl_multiagent.configs.recipes.demo.problems import Problem, problem_of
 from trl_multiagent.console import printable, text_table
 from trl_multiagent.environments.base import JointAction, Turn
+from trl_multiagent.environments.centralized import CENTRAL_ROLE, split_blocks
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
@@ -98,7 +99,13 @@ class DemoReport(TrainerCallback):
                 chunk = self.items[start : start + CHUNK]
                 episodes = trainer.collaborate(chunk, num_episodes=self.num_episodes)
                 asked = [problem_of(item) for item in chunk for _ in range(self.num_episodes)]
-                answers = [trainer.environment.answers(episode[-1].joint_action) for episode in episodes]
+                joint_actions = [episode[-1].joint_action for episode in episodes]
+                answers = [
+                    split_blocks(joint_action[CENTRAL_ROLE], (AUX, MAIN)).answers
+                    if CENTRAL_ROLE in joint_action  # one agent answers for both
+                    else joint_action
+                    for joint_action in joint_actions
+                ]
                 results.episodes += episodes
                 results.joint_actions += answers
                 results.conventions += conventions(asked, answers, trainer.environment.unwrapped.sandbox)

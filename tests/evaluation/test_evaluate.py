@@ -289,8 +289,11 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     assert f"{ITEMS}, with 4 episodes" in capsys.readouterr().out
 
 
-def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games(tmp_path):
+def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_and_prompts(tmp_path):
     asked = {"nim": "seats", "nim_smollm2": "seats", "hanabi": "textarena.game"}  # they may load models and run code
+    asked |= dict.fromkeys(["magrpo_mbpp_coder", "magrpo_he_coder", "magrpo_che_coder"], "prompt_files.aux") | {
+        "grpo_mbpp_coder": "prompt_files.main"
+    }
     families = ("block_building", "bug_fixing", "class_completion", "writing")
     for path in CONFIGS.glob(RECIPES):
         written, family = read_yaml(str(path)), path.parts[-3]

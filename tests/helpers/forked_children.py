@@ -30,8 +30,9 @@ class Popen(subprocess.Popen):
                 os.setsid()
             os.closerange(3, 1024)  # a sibling would not see that its input has ended
             atexit._clear()  # the temporary folders of this process are not the child's to delete
-            os.environ.clear()
-            os.environ.update(environment)
+            if environment is not None:
+                os.environ.clear()
+                os.environ.update(environment)
             run_to_the_end(command[1:])
         self._child_created = True
         self._close_pipe_fds(*pipes)

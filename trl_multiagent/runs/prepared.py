@@ -267,7 +267,7 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
     starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete
-    starts &= not resume or last is None
+    starts &= not settings.dry_run and (not resume or last is None)
     if starts:
         with config_errors():
             check_unused(Path(folder))
