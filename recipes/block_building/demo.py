@@ -46,5 +46,5 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 
 
 MODEL = ImitationModel(
-    "blocks-demo", make_demonstrations, 500, sources=[Path(module.__file__) for module in (data, environment)]
+    "blocks-demo", make_demonstrations, 500, sources=[Path(data.__file__), Path(environment.__file__)]
 )

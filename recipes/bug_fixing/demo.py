@@ -60,6 +60,4 @@ def write_fix(results: dict[str, int], item: dict, rng: random.Random) -> str:
     return f"def f(x):\n    {body}\n"
 
 
-MODEL = ImitationModel(
-    "bug-fixing-demo", demonstrate, 600, sources=[Path(module.__file__) for module in (data, environment)]
-)
+MODEL = ImitationModel("bug-fixing-demo", demonstrate, 600, sources=[Path(data.__file__), Path(environment.__file__)])

@@ -76,6 +76,4 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
     return pairs
 
 
-MODEL = ImitationModel(
-    "demo-classes", demonstrate, 700, sources=[Path(module.__file__) for module in (data, environment)]
-)
+MODEL = ImitationModel("demo-classes", demonstrate, 700, sources=[Path(data.__file__), Path(environment.__file__)])

@@ -46,5 +46,5 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 
 
 MODEL = ImitationModel(
-    "demo-writing", make_demonstrations, 800, sources=[Path(module.__file__) for module in (data, environment)]
+    "demo-writing", make_demonstrations, 800, sources=[Path(data.__file__), Path(environment.__file__)]
 )

@@ -4,7 +4,6 @@ import contextlib
 import random
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from trl_multiagent.console import printable
@@ -94,14 +93,18 @@ def choose_seats(
     if HUMAN not in names.values():
         names |= dict.fromkeys([role for role in (*own, *roles) if role not in names][:1], HUMAN)
     config = evaluation.config
-    seat = partial(
-        TeamSeat,  # samples as in an evaluation
-        loader=make_loader(evaluation.settings),
-        seed=config.seed,
-        use_chat_template=config.use_chat_template,
-        history_options=config.history_options,
-        **sampling_of(config, evaluation.max_completion_length),
-    )
+
+    def seat(team: str) -> TeamSeat:
+        """Samples as an evaluation does."""
+        return TeamSeat(
+            team,
+            loader=make_loader(evaluation.settings),
+            seed=config.seed,
+            use_chat_template=config.use_chat_template,
+            history_options=config.history_options,
+            **sampling_of(config, evaluation.max_completion_length),
+        )
+
     seats = {role: own.get(role) or seat(evaluation.teams[0].location) for role in roles}
     return seats | {role: PLAYERS.get(name) or seat(find_team(name)) for role, name in names.items()}
 
