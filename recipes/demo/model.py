@@ -7,7 +7,7 @@ independently. So two copies of a model that was trained on them only solve a pr
 same convention.
 
 A second model was also trained on revisions: an agent's first answer, the feedback on the team's program, and a better
-answer. The feedback is that of the code generation environment, on the program of two first demonstrations. It tells
+answer. The feedback comes from the code generation environment, on the program of two first demonstrations. It tells
 an agent which of its functions are missing or malformed and which test fails, but not which convention its partner
 follows. So a demonstrator repairs its own mistakes; if it made none and the tests fail, it changes its convention in
 half of the cases. Two copies of this model often both change it, and disagree again. The team has to learn which agent
@@ -62,7 +62,7 @@ def with_revisions(number: int, rng: random.Random) -> list[Demonstration]:
 def make_revisions(items: list[dict], rng: random.Random) -> list[Demonstration]:
     """
     Draws two first answers to each item, runs their program, and writes each agent's second answer. Returns its
-    prompts, which contain the first turn, and the second answers: of each item those of aux and main.
+    prompts, which contain the first turn, and the second answers: aux's and main's for each item.
     """
     from trl_multiagent.rollout.history import whole_prompt  # imports transformers
 

@@ -170,8 +170,8 @@ class Problem:
 
     def asserted(self, rng: random.Random) -> list[list | str]:
         """
-        Draws the arguments of the asserts. Both ways to split the work show in them: no result is that of more than
-        half of them, and in at least two, what the helper returns is not the result.
+        Draws the arguments of the asserts. Both ways to split the work show in them: no more than
+        half of them have the same result, and in at least two, what the helper returns is not the result.
         """
         while True:
             drawn = [self.inputs(rng, length=rng.randint(4, 7)) for _ in range(ASSERTS)]

@@ -189,6 +189,6 @@ def check(inputs: list, outputs: list) -> str:
 
 
 def followed(verdicts: Sequence[Verdict]) -> str | None:
-    """Returns the convention whose tests all passed; `None` if neither or both of them passed."""
+    """Returns the convention that passed all of its tests; `None` if neither or both of them did."""
     passed = [name for name, verdict in zip(CONVENTIONS, verdicts, strict=True) if verdict.passed == INPUTS]
     return passed[0] if len(passed) == 1 else None

@@ -63,8 +63,8 @@ def load_block_dataset(
 
     Args:
         name (`str`, *optional*, defaults to `"str_build"`): `"str_build"`, ten strings; `"house_build"`, ten houses;
-            `"demo"`, small walls, with the splits `train` and `test`; or a file, whose rows have a `text` of letters
-            or, for houses, the columns below.
+            `"demo"`, small walls, with the splits `train` and `test`; or a file of rows with a `text` of letters or,
+            for houses, the columns below.
         split (`str`, *optional*): Rows, such as `"[:8]"`.
         kind (`str`, *optional*, defaults to `"str_build"`): What a file holds, `"str_build"` or `"house_build"`.
         spacing (`int`, *optional*, defaults to `2`): Columns between letters.
@@ -142,7 +142,7 @@ class BlockDataset(DatasetSource):
 class Feedback:
     """The section `external`: what later turns show."""
 
-    mode: str | None = setting("Feedback between turns; by default that of CoMLRL's file.", choices=(*MODES,))
+    mode: str | None = setting("Feedback between turns; by default as in CoMLRL's file.", choices=(*MODES,))
     lim: int | None = setting("Lines of a list of mistakes, all by default.", ge=1)
 
 

@@ -11,7 +11,7 @@ R = 2 · covered - 1.5 · extra - adjacent - 0.25 · missing
 - covered: the share of the target's places that have a block, whatever block.
 - extra: the share of the other places that have one.
 - adjacent: of all pairs of blocks beside or on top of each other, the share that looks alike, see [`texture`].
-- missing: the number of agents whose palette is not in the wall as a whole.
+- missing: the number of agents that do not have their whole palette in the wall.
 
 That of a house, at most 1, is the one of CoMLRL's HouseBuild: R = match - 0.1 · hurt
 
@@ -129,7 +129,7 @@ class Orders:
 
 
 def read_target(item: Mapping) -> Target:
-    """Returns the target of an item: `layers[y][z][x]` is a symbol whose block `inventory` says, or `.` for air."""
+    """Returns the target of an item: `layers[y][z][x]` is `.` for air, or a symbol of a block in `inventory`."""
     names = {ANY: ANY, ".": AIR, **{symbol: block_id(block) for symbol, block in item["inventory"]}}
     layers, (x1, y1, z1) = item["layers"], item["origin"]
     box = Box((x1, y1, z1), (x1 + len(layers[0][0]) - 1, y1 + len(layers) - 1, z1 + len(layers[0]) - 1))
@@ -143,7 +143,7 @@ def read_orders(
 ) -> Orders:
     """
     Reads the commands in an answer: one per line, `/setblock x y z block`, `/fill x1 y1 z1 x2 y2 z2 block` or `/kill`.
-    Other lines are ignored. Coordinates are integers inside the box of the target, blocks those of the palette, or
+    Other lines are ignored. Coordinates are integers inside the box of the target, blocks are from the palette, or
     air. Only the first `max_commands` count. If the agent has a limited `stock` of each kind of block, a command that
     needs more is refused. The work is bounded, whatever the answer is.
     """
@@ -347,7 +347,7 @@ class BlockBuildingEnvironment(Environment):
     Args:
         kind (`str`, *optional*, defaults to `"str_build"`): `"str_build"` for walls, `"house_build"` for houses.
         palettes (`dict[str, list[str]]`, *optional*): The blocks of each role, in the order in which their commands
-            are carried out. By default those of two agents, `builder_1` and `builder_2`.
+            are carried out. By default for two agents, `builder_1` and `builder_2`.
         num_agents (`int`, *optional*, defaults to `2`): The number of palettes; or 1, and the role `builder` has the
             blocks of all palettes.
         mode (`str`, *optional*): What later turns show, one of [`MODES`]; by default `"position_feedback"`

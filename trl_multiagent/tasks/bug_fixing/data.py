@@ -99,7 +99,7 @@ SIZES = {"test": 64, "train": 512}
 def demo_functions() -> dict[str, list[dict]]:
     """
     Returns the functions of the splits `"train"` and `"test"`. No function is in both. Beside the columns of other
-    rows, they have `results`, which the function returns, by letter; that of other letters is under `""`.
+    rows, they have `results`, which the function returns, by letter; other letters have theirs under `""`.
     """
     rows = [json.loads(line) for line in read_data("bug_demo.jsonl.gz").splitlines()]
     return {"train": rows[SIZES["test"] :], "test": rows[: SIZES["test"]]}
@@ -117,7 +117,7 @@ class BugDataset(CodeDataset):
         f"'humaneval', 'mbpp', '{QUIXBUGS}' or '{DEMO}', which come with the package; or the path of a {LOCAL_FILE} "
         "that scripts/data/write_bugs.py wrote."
     )
-    eval_name: str | None = setting("The same for the evaluation set; by default that of `name`.")
+    eval_name: str | None = setting("The same for the evaluation set; by default as for `name`.")
     mutants: int = setting(
         "Mutants of each function, besides its faulty version, on which the tests are tried.", 3, ge=0, le=20
     )

@@ -148,7 +148,7 @@ class BugFixingEnvironment(ProgramEnvironment):
     Args:
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs with a suspicious verdict. By default
             they are not stored.
     """
 

@@ -44,8 +44,8 @@ FIELDS: dict[str, type] = {
 
 def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | None = None) -> Dataset:
     """
-    Loads classes. Those whose reference does not pass its tests are left out, and, except where the sandbox can give
-    programs a folder (see [`Sandbox.has_folders`]), those that need files or SQLite.
+    Loads classes. A class is left out if its reference does not pass its tests, or if it needs files or SQLite and the
+    sandbox cannot give programs a folder, see [`Sandbox.has_folders`].
 
     Args:
         name (`str`): `"classeval"` or `"FudanSELab/ClassEval"`, which comes with the package; `"demo"`; or a local

@@ -2,7 +2,7 @@
 Class completion: the methods of a class are divided among agents, who write them apart; the merged class is tested.
 
 Every agent sees the skeleton of one Python class, in which some methods are only described, and writes the methods
-that are its own. One agent writes them all. The methods replace those of the skeleton; other functions of an answer
+that are its own. One agent writes them all. The methods replace the skeleton's; other functions of an answer
 become helpers. In later turns, agents learn which methods are missing, and how the class does in the test classes that
 test several methods together.
 
@@ -110,7 +110,7 @@ def divide(item: dict, num_agents: int, division: str) -> list[list[str]]:
     """
     Divides the methods of an item.
 
-    `"parameter_count"` gives methods whose only parameter is `self` to the first agent and all others to the second;
+    `"parameter_count"` gives methods with only the parameter `self` to the first agent and all others to the second;
     agents beyond these get none. `"balanced"` gives every agent about the same number of statements of the reference,
     and of the ways to do so prefers those in which many methods call one of another agent. The first method belongs to
     the first agent.
@@ -181,7 +181,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         make_prompt (`Callable`, *optional*): Writes the first prompt from the item, the agent's methods and the number
             of agents.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious. By default
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs with a suspicious verdict. By default
             they are not stored.
 
     Raises `ValueError` if an argument is none of its choices.

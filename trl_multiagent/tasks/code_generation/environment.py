@@ -49,7 +49,7 @@ OTHER_NAMES = {"expert": EXPERT_EDITS, "edits": EXPERT_EDITS, "feedback": "level
 
 
 UNSEEN = "You cannot see each other's code."
-SEEN = "Your partner's code is above."  # instead of it, in baselines whose agents see each other's code
+SEEN = "Your partner's code is above."  # instead of it, in baselines in which agents see each other's code
 
 FIRST = (("prompt", "entry_point", "task_id", "signature"), ("item",))
 LATER = ((*FIRST[0], "feedback", "function", "response"), ("item", "feedback", "history"))
@@ -265,8 +265,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         num_agents (`int`, *optional*, defaults to `2`): 2 or 1.
         mode (`str`, *optional*, defaults to `"level_feedback"`): Feedback that the agents get between turns:
             `"level_feedback"`, `"level_passed"`, `"passed"`, `"plain"` or `"expert_edits"`.
-        sandbox_slice (`int` or `str`, *optional*, defaults to `1`): Asserts whose results the feedback contains: the
-            first n, the last n if negative, all for 0, `"all"` or `None`.
+        sandbox_slice (`int` or `str`, *optional*, defaults to `1`): The feedback contains the results of
+            the first n asserts, of the last n if negative, of all for 0, `"all"` or `None`.
         hidden_tests (`int`, *optional*, defaults to `0`): Number of an item's last asserts that feedback never
             contains, whatever the `sandbox_slice`, which counts the others. The reward uses all asserts. If an item
             has no more asserts than this, its feedback contains none.
@@ -284,12 +284,12 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             processor time of the item's reference solution, at least 1 s and at most the sandbox's `check_timeout`.
             Items without a reference solution have the deadline `check_timeout`.
         sandbox (`Sandbox`, *optional*): The sandbox that runs the programs; by default one with default settings.
-        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs whose verdict is suspicious, one JSON
+        keep_suspicious (`str` or `Path`, *optional*): Folder for the programs with a suspicious verdict, one JSON
             file each. By default they are not stored.
         first_prompts (`Callable[[dict], Mapping[str, Prompt]]`, *optional*): Function that makes each role's prompt of
             the first turn from the item. It replaces the default prompts.
-        warn_about_items (`bool`, *optional*, defaults to `True`): Whether a warning is logged for each item whose
-            tests are of little use, because a trivial answer passes all of them or the reference solution fails some.
+        warn_about_items (`bool`, *optional*, defaults to `True`): Whether a warning is logged for each item with
+            tests of little use, because a trivial answer passes all of them or the reference solution fails some.
         expert ([`Expert`], *optional*): For the mode `"expert_edits"`, the model that proposes edits.
     """
 
@@ -416,8 +416,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
     def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
         Scores joint actions with both kinds of the reward, which the metrics `paper_reward` and `earned_reward`
-        report. The metric `passed_hidden` says whether all tests pass that feedback does not show; an item whose
-        feedback shows all tests does not have it.
+        report. The metric `passed_hidden` says whether all tests pass that feedback does not show; an item does
+        not have it if its feedback shows all tests.
         """
         outcomes = self.reward.score(items, joint_actions, kinds=KINDS)
         for item, outcome in zip(items, outcomes, strict=True):

@@ -147,7 +147,7 @@ class Structure:
     length: Ramp  # characters of the second text for one of the first
     variety: Ramp  # different words of the second text for one of the first
     overlap: float  # Jaccard similarity of their words, without stop words, that earns all
-    both: bool  # whether transitions of both texts count, or those of the second
+    both: bool  # whether transitions of both texts count, or only of the second
     known: float  # share of the content words that should come from the source
 
 
