@@ -521,16 +521,17 @@ def closing_at_sigterm() -> Iterator[None]:
 
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
-    running = [task for episode in episodes for task in (episode.task, *episode.parts) if not task.done()]
+    tasks = [task for episode in episodes for task in (episode.task, *episode.parts)]
+    running = [task for task in tasks if not task.done()]
     for episode in episodes:
         episode.out_of_turns = True
     for task in running:
         task.cancel()
     if running:
         await asyncio.wait(running, timeout=CLOSING_SECONDS)
-    for task in running:
+    for task in tasks:
         if task.done() and not task.cancelled():
-            task.exception()  # an error while it ends has been seen
+            task.exception()  # has been seen: it came while the task ended, or after another error
 
 
 def workflow(

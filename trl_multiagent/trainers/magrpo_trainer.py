@@ -88,14 +88,14 @@ class MAGRPOTrainer(RolloutTrainer):
         """
         Computes the advantages of all nodes. In groups of episodes, the siblings of a completion are the agent's
         completions in the same turn of the item's other episodes. Without siblings, the advantage is 0. For the
-        settings that depend on more than a group, see [`~trainers.base.weights`].
+        settings that depend on more than a group, see [`~trainers.advantages`].
         """
         if self.args.num_episodes is None:
             advantages = super().advantages(turns)
         else:
             advantages = [self._episode_advantages(nodes) for nodes in turns]
         if isinstance(self.args.advantage_normalization, str) or self.args.equal_episodes:
-            from trl_multiagent.trainers.base.weights import weigh
+            from trl_multiagent.trainers.advantages import weigh
 
             weigh(self.args, self.environment, self.team.trained_roles, turns, advantages)
         return advantages
