@@ -45,9 +45,8 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
         assert files and {path.name for path in (installed / "configs").glob(pattern)} == files
     assert (installed / "py.typed").is_file()
     tasks = {path.parent.name for path in (installed / "configs").rglob("*.py")}
-    families = {"block_building", "bug_fixing", "class_completion", "writing"}  # with the base models of their demos
     # Which configurations or `--task` name
-    assert tasks == {"code_generation", "demo", "games", "real", "workflows", *families}
+    assert tasks == {"code_generation", "demo", "games", "real", "workflows"}
     targets = re.findall(r"\]\(([^)\s]+)", metadata)
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
