@@ -11,13 +11,14 @@ from matplotlib.image import imread
 from scripts import RECIPES
 
 from trl_multiagent import cli
-from trl_multiagent.configs.recipes.block_building.demo import demonstrate, make_demonstrations
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, load_block_dataset
 from trl_multiagent.tasks.block_building.data import (
     DEMO_PALETTES,
     BlockDataset,
     demo_items,
+    demonstrate,
+    make_demonstrations,
     text_item,
     wall_item,
 )
@@ -254,7 +255,7 @@ def test_the_demo_divides_its_walls_like_a_chessboard(monkeypatch):
     train, test = (load_block_dataset("demo", split).to_list() for split in ("train", "test"))
     assert len(train) > 3 * len(test) and not [item for item in test if item["layers"] in [x["layers"] for x in train]]
     for name in ("SKIPS", "STRAYS", "MONOTONOUS"):
-        monkeypatch.setattr(f"trl_multiagent.configs.recipes.block_building.demo.{name}", 0.0)
+        monkeypatch.setattr(f"trl_multiagent.tasks.block_building.data.{name}", 0.0)
     environment = BlockBuildingEnvironment(palettes=DEMO_PALETTES)
     covered = set()
     for seed, item in itertools.product(range(8), demo_items("train")[:3]):

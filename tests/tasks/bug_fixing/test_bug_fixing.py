@@ -7,10 +7,9 @@ import pytest
 from write_bugs import Mutants, demo_rows, find_results, read_functions, write_rows
 
 from trl_multiagent.code.sandbox import Program
-from trl_multiagent.configs.recipes.bug_fixing.demo import demonstrate, write_fix, write_tests
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment, load_bug_dataset
-from trl_multiagent.tasks.bug_fixing.data import demo_functions
+from trl_multiagent.tasks.bug_fixing.data import demo_functions, demonstrate, write_fix, write_tests
 from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_tests
 from trl_multiagent.tasks.code_generation import load_code_dataset
 

@@ -12,7 +12,6 @@ from statistics import fmean
 
 import pytest
 
-from trl_multiagent.configs.recipes.workflows.needed import demonstrate
 from trl_multiagent.environments import FunctionEnvironment, TaskError, Turn
 from trl_multiagent.environments.base import Outcome
 from trl_multiagent.environments.task import TaskSettings
@@ -27,6 +26,7 @@ from trl_multiagent.tasks.needed import (
     NeededSettings,
     Rule,
     Walk,
+    demonstrate,
     draw_items,
 )
 
@@ -261,7 +261,7 @@ def test_shuffled_messages_are_those_of_one_other_item():
 def small_base(tmp_path, monkeypatch):
     """Makes the base models quick to build."""
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trl_multiagent.configs.recipes.workflows.needed.STEPS", 40)
+    monkeypatch.setattr("trl_multiagent.tasks.needed.STEPS", 40)
 
 
 def run_needed(folder, config, *changes):

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trl_multiagent.configs.recipes.writing.demo import make_demonstrations
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
-from trl_multiagent.tasks.writing.data import POSTS, make_posts
+from trl_multiagent.tasks.writing.data import POSTS, make_demonstrations, make_posts
 from trl_multiagent.tasks.writing.environment import (
     CONSTANT,
     LARGEST,

@@ -1,10 +1,11 @@
 """
 The data of block building, and its task: strings in block letters, small houses, and the small walls of the demo.
 
-`recipes/block_building/demo.py` has the demo's base model.
+The demo's base model has seen careless demonstrations of builders who do not agree on how to share a wall.
 """
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from trl_multiagent.environments.dataset_rows import (
 )
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.block_building.environment import (
     ANY,
     HOUSES,
@@ -113,6 +115,37 @@ def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
 
 
 DEMO_PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
+# Probability of each fault, for a place of the wall or for a whole answer
+SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
+
+
+def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
+    """
+    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is
+    alone builds all. Some places are left out or wrong, and some agents use one block all the time.
+    """
+    colour = rng.randrange(2)
+    only = rng.choice(palette) if rng.random() < MONOTONOUS else None
+    lines = []
+    for x, y, z in sorted(read_target(item).blocks, key=lambda place: (-place[1], place[0])):
+        if (not is_alone and (x + y) % 2 != colour) or rng.random() < SKIPS:
+            continue
+        if rng.random() < STRAYS:
+            x = rng.randrange(DEMO_SIZE)
+        lines.append(f"/setblock {x} {y} {z} {only or rng.choice(palette)}\n")
+    return "".join(lines)
+
+
+def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Draws pairs of a prompt and an agent's answer: of two builders, and of one who is alone."""
+    team, alone = (BlockBuildingEnvironment(palettes=DEMO_PALETTES, num_agents=n, explain=False) for n in (2, 1))
+    items, pairs = demo_items("train"), []
+    for _ in range(number):
+        item, environment = rng.choice(items), rng.choice((team, team, alone))
+        role = rng.choice(environment.roles)
+        answer = demonstrate(item, environment.palettes[role], environment is alone, rng)
+        pairs.append((str(environment.prompts(item, ())[role]), answer))
+    return pairs
 
 
 # The task
@@ -185,16 +218,9 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     return dataset.load_splits(load)
 
 
-def demo_model() -> str:
-    """Builds the base model of the demo, see `recipes/block_building/demo.py`."""
-    from trl_multiagent.configs.recipes.block_building.demo import MODEL
-
-    return MODEL.path()
-
-
 TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": BlockDataset, "external": Feedback, "block_building": BlockSettings},
-    models={DEMO: demo_model},
+    models={DEMO: ImitationModel("blocks-demo", make_demonstrations, 500).path},
 )

@@ -4,7 +4,7 @@ The data of bug fixing, and its task: mutants of HumanEval and MBPP, QuixBugs, a
 `scripts/data/write_bugs.py` makes the rows: it mutates functions, and runs each mutant on the function's tests. A
 function of the demo has three results, of which the description says when they are due: `3 if x == 'a' else 5 if x ==
 'b' else 8`. One number is wrong, or a condition is turned round. A team earns most if the tester tries all three
-cases, and the fixer trusts the description. `recipes/bug_fixing/demo.py` has the demo's base model.
+cases, and the fixer trusts the description. The demo's base model has seen careless answers of both roles.
 """
 
 import functools
@@ -23,7 +23,8 @@ from trl_multiagent.environments.dataset_rows import (
 )
 from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, generated_rows, read_data, read_embedded
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-from trl_multiagent.tasks.bug_fixing.environment import BugFixingEnvironment
+from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.bug_fixing.environment import BugFixingEnvironment, fixer_prompt, tester_prompt
 from trl_multiagent.tasks.code_generation.data import CodeDataset
 from trl_multiagent.tasks.programs import SandboxSettings
 
@@ -93,6 +94,10 @@ def make_item(row: dict, num_mutants: int, seed: int) -> dict | None:
 
 
 SIZES = {"test": 64, "train": 512}
+LETTERS = "abcdefgh"
+# Probability of each mistake of a fixer's demonstration
+MISTAKES = {"unchanged": 0.2, "another fault": 0.2, "long": 0.1, "no return": 0.1, "syntax": 0.1}
+WRONG_RESULT, FIRST_CASE = 0.2, 0.5  # probability of a wrong result in a test, and of a test of the first case
 
 
 @functools.cache
@@ -103,6 +108,48 @@ def demo_functions() -> dict[str, list[dict]]:
     """
     rows = [json.loads(line) for line in read_data("bug_demo.jsonl.gz").splitlines()]
     return {"train": rows[SIZES["test"] :], "test": rows[: SIZES["test"]]}
+
+
+def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """
+    Draws pairs of a prompt and one agent's answer: a tester's, a fixer's in a team, and a fixer's that works alone.
+    """
+    functions = [
+        (row, item) for row in demo_functions()["train"] for seed in (1, 2) if (item := make_item(row, 1, seed))
+    ]
+    pairs = []
+    for _ in range(number):
+        row, item = rng.choice(functions)
+        if rng.random() < 0.5:
+            pairs.append((tester_prompt(item), write_tests(row["results"], rng)))
+        else:
+            pairs.append((fixer_prompt(item, alone=rng.random() < 0.5), write_fix(row["results"], item, rng)))
+    return pairs
+
+
+def write_tests(results: dict[str, int], rng: random.Random) -> str:
+    """Writes one to three tests, half of them of the first case, and some with a wrong result."""
+    lines = []
+    for _ in range(rng.randint(1, 3)):
+        x = next(iter(results)) if rng.random() < FIRST_CASE else rng.choice(LETTERS)
+        wrong = rng.random() < WRONG_RESULT
+        result = rng.choice([*results.values()]) if wrong else results.get(x, results[""])
+        lines.append(f"assert f('{x}') == {result}\n")
+    return "".join(lines)
+
+
+def write_fix(results: dict[str, int], item: dict, rng: random.Random) -> str:
+    """Writes a repaired function, with a mistake more often than not."""
+    mistake = rng.choices(["", *MISTAKES], [1 - sum(MISTAKES.values()), *MISTAKES.values()])[0]
+    programs = {"unchanged": item["faulty"], "another fault": item["mutants"][0]}
+    body = programs.get(mistake, item["reference"]).partition('"""\n    ')[2]
+    if mistake == "long":
+        body = f"y = {results['']}\n    {body.replace('return', 'y =')}\n    return y"
+    elif mistake == "no return":
+        body = body.replace("return", "y =")
+    elif mistake == "syntax":
+        body = body.replace(" else", "", 1)
+    return f"def f(x):\n    {body}\n"
 
 
 # The task
@@ -147,16 +194,9 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     return train_dataset, load_bug_dataset(dataset.eval_name or name, dataset.eval_split, *seeds)
 
 
-def demo_model() -> str:
-    """Builds the base model of the demo, see `recipes/bug_fixing/demo.py`."""
-    from trl_multiagent.configs.recipes.bug_fixing.demo import MODEL
-
-    return MODEL.path()
-
-
 TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": BugDataset, "sandbox": SandboxSettings},
-    models={DEMO: demo_model},
+    models={DEMO: ImitationModel("bug-fixing-demo", demonstrate, 600).path},
 )

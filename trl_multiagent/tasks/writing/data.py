@@ -1,8 +1,8 @@
 """
 The data of writing, and its task: posts and abstracts, and the generated posts of the demo.
 
-A post of the demo is about a thing that somebody bought and that broke. `recipes/writing/demo.py` has the demo's base
-model.
+A post of the demo is about a thing that somebody bought and that broke. The demo's base model has seen careless
+answers, of which most do not fit the post, or not the partner's text.
 """
 
 import json
@@ -14,9 +14,16 @@ from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datase
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.yaml_task import Rows
+from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.writing.environment import (
+    DETAIL,
     REWARDS,
+    ROLES,
+    SPLIT,
+    SUMMARY,
+    WRITER,
     WritingEnvironment,
+    first_prompts,
     key_words,
 )
 
@@ -77,6 +84,11 @@ def make_item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
 
 POSTS = json.loads(read_data("writing_posts.json"))
 SIZES = {"train": 720, "test": 96}
+# How often an answer is written in each way. The ways "short" and "three" go together best
+WAYS = {
+    SUMMARY: {"short": 4, "long": 3, "vague summary": 3, "copy": 1, "list": 2},
+    DETAIL: {"three": 4, "one": 3, "vague detail": 3, "copy": 1, "wrong": 2},
+}
 
 
 def make_posts(split: str) -> list[dict]:
@@ -93,6 +105,32 @@ def make_posts(split: str) -> list[dict]:
         post = " ".join(rng.choice(wordings).format(**facts) for wordings in POSTS["sentences"])
         rows.append({"id": f"{split}/{number}", "prompt": f"{post}\n\nTL;DR:", "facts": facts})
     return rows
+
+
+def demonstrate(row: dict, role: str, rng: random.Random) -> str:
+    """
+    Draws an agent's answer to a row of [`make_posts`]. Most of them do not fit the post, or not the partner's text.
+    """
+    if role == WRITER:
+        return f"\n{SPLIT}\n".join(demonstrate(row, of_text, rng) for of_text in ROLES["tldr"])
+    (way,) = rng.choices([*WAYS[role]], [*WAYS[role].values()])
+    if way == "copy":
+        sentences = row["prompt"].partition("\n")[0].split(". ")
+        return ". ".join(sentences[:2]) + "." if role == SUMMARY else ". ".join(sentences)
+    facts = row["facts"]
+    if way == "wrong":
+        way, facts = "three", {fact: rng.choice(text.split()) for fact, text in POSTS["facts"].items()}
+    return POSTS["answers"][way].format(**facts)
+
+
+def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
+    """Draws pairs of a prompt and an answer, of both agents of the team and of the single agent."""
+    rows, pairs = make_posts("train"), []
+    for _ in range(number):
+        row, role = rng.choice(rows), rng.choice((SUMMARY, DETAIL, WRITER))
+        prompts = first_prompts(row["prompt"].partition("\n")[0], "tldr", (role,), brief=True)
+        pairs.append((prompts[role], demonstrate(row, role, rng)))
+    return pairs
 
 
 # The task
@@ -138,16 +176,9 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     return dataset.load_splits(lambda split: load_writing_dataset(name, split, dataset.type, dataset.config))
 
 
-def demo_model() -> str:
-    """Builds the base model of the demo, see `recipes/writing/demo.py`."""
-    from trl_multiagent.configs.recipes.writing.demo import MODEL
-
-    return MODEL.path()
-
-
 TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": WritingDataset, "reward": Reward},
-    models={DEMO: demo_model},
+    models={DEMO: ImitationModel("demo-writing", make_demonstrations, 800).path},
 )
