@@ -1,5 +1,6 @@
 """The examples in the documents run."""
 
+import ast
 import dataclasses
 import re
 import sys
@@ -163,7 +164,8 @@ def test_examples_are_python_and_links_and_commands_name_files_that_exist(path):
     text = path.read_text()
     for block in python_blocks(path):
         compile(textwrap.dedent(block), str(path), "exec")
-    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+    prose = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else text
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", prose):
         assert (path.parent / target).exists(), target
     named = re.findall(r"(?<![\w/])(?:recipes|accelerate_configs|benchmarks|docs)/[\w/]+\.(?:py|yaml|md)\b", text)
     for target in named:
@@ -333,12 +335,14 @@ def test_team_examples(run_example, tmp_path):
 
 
 def test_examples_of_a_curriculum():
-    order, callback = python_blocks(ROOT / "docs" / "curricula.md")
+    order, callback, stream = python_blocks(ROOT / "docs" / "curricula.md")
     names: dict = {}
     exec(order + callback, names)
     assert names["easy_first"]["level"] == [1, 2] and names["args"].shuffle_dataset is False
     names["Harder"]().on_log(None, None, None, logs={"reward": 0.9})
     assert names["rules"] == {"words": 4}
+    exec(stream, names)
+    assert next(iter(names["stream"]))["prompt"] == "Name 1 rivers."
 
 
 def test_examples_of_a_trained_team(run_example):

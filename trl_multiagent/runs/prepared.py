@@ -267,8 +267,8 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     if resume is True and last is None:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
     starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete
-    starts &= not settings.dry_run and (not resume or last is None)
-    if starts:
+    starts &= not resume or last is None
+    if starts and not settings.dry_run:
         with config_errors():
             check_unused(Path(folder))
     if starts and last is not None:
