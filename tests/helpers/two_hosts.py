@@ -44,7 +44,7 @@ if __name__ == "__main__":
         "on_this_host": int(os.environ["LOCAL_WORLD_SIZE"]),
         "network": os.readlink("/proc/self/ns/net"),
         "reward": [entry["reward"] for entry in trainer.state.log_history if "reward" in entry],
-        "error": error_of(tiny_trainer(FOLDER, environment=tiny_environment(reward=broken_reward))),
+        "error": error_of(tiny_trainer(FOLDER / "broken", environment=tiny_environment(reward=broken_reward))),
     }
     (FOLDER / f"process{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
     end_process_group()
