@@ -38,7 +38,8 @@ def load_as_published(source: str, **kwargs: Any) -> "PreTrainedModel":
     from trl_multiagent.models.gguf import converted
     from trl_multiagent.models.pretrained import hub_arguments, load_model
 
-    model = load_model(converted(source, **hub_arguments(kwargs)), **kwargs)
+    has_weights = kwargs.get("device_map") != "meta"
+    model = load_model(converted(source, **hub_arguments(kwargs), weights=has_weights), **kwargs)
     name = SMOLLM2 if Path(source) == copy_folder() else os.path.abspath(source) if Path(source).is_file() else source
     model.name_or_path = model.config._name_or_path = name
     return model
