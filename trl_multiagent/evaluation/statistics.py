@@ -259,7 +259,8 @@ def answers_of(records: Records) -> list[Records]:
     for t in range(max(len(record["turns"]) for record in records)):
         played = [x for x in records if t < len(x["turns"])]
         found = [
-            {**x["turns"][t], "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])} for x in played
+            {**x["turns"][t], "name": x.get("name", x["item"]), "value": sum(y["reward"] for y in x["turns"][t:])}
+            for x in played
         ]
         ranked = sorted((x for x in found if not math.isnan(x["value"])), key=lambda x: -x["value"])
         turns.append([ranked[k] for k in (0, len(ranked) // 2, -1) if ranked])
