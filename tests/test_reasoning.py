@@ -340,7 +340,8 @@ def test_empty_answers_and_results_of_tools_reach_every_template():
         messages.append({"role": "tool", "content": "Now 3"})
         assert prompts[1]["agent"] == prompt_of(tokenizer_of(family), messages)
         _, prompts = play(family, tool_workflow(Count, "Add. ", results="{results}!"), text=text, num_turns=2)
-        assert '"number": 3' in prompts[1]["agent"] and "Now 3!" in prompts[1]["agent"]
+        written = "add(number=3)" if family == "lfm2_2_5" else '"number": 3'
+        assert written in prompts[1]["agent"] and "Now 3!" in prompts[1]["agent"]
     _, prompts = play("gptoss", tool_workflow(Count, "Add. "), text=own["gptoss"].replace("3}", ""), num_turns=2)
     assert 'final<|message|>to=functions.add {"number": <|end|><|start|>user' in prompts[1]["agent"]
     _, prompts = play("mistral", AGAIN, text=CUT_OFF["mistral"], num_turns=2)
