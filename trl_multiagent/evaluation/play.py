@@ -89,8 +89,7 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     Plays all episodes of a policy that its transcripts do not have yet. Returns the transcripts in the order of the
     items in the main process, and an empty list in the others.
 
-    Raises `ValueError` if the roles do not match, or the folder holds the
-    transcripts of another evaluation.
+    Raises `ValueError` if the roles do not match, or the folder holds the transcripts of another evaluation.
     """
     with fail_together(accelerator):
         loaded = policy.load()

@@ -25,13 +25,12 @@ from trl.trainer.utils import create_model_from_path, get_config_model_id
 from trl_multiagent.folders import CRITICS_FOLDER, read_json, write_json
 from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.gguf import converted
-from trl_multiagent.models.packaged import packaged
+from trl_multiagent.models.packaged import load_as_published, packaged
 from trl_multiagent.models.packing import mask_of
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
     copied,
-    load_model,
     outside_of_text,
     seeded,
     text_model,
@@ -295,7 +294,7 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
     backbone.tokenizer = load_tokenizer(source, {})
     if agent.device.type == "meta":
-        return text_model(load_model(converted(source, weights=False), device_map="meta"))
+        return text_model(load_as_published(source, device_map="meta"))
     return load_backbone(source, dtype)
 
 
