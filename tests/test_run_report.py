@@ -13,7 +13,15 @@ from trl_multiagent import MAGRPOConfig, cli, workflow
 from trl_multiagent.console import markdown_table, text_table
 from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
-from trl_multiagent.report.run_page import MAX_TEXT, masked, read_run, tree_page, trees_of, without_secrets
+from trl_multiagent.report.run_page import (
+    MAX_TEXT,
+    by_path,
+    masked,
+    read_run,
+    tree_page,
+    trees_of,
+    without_secrets,
+)
 from trl_multiagent.report.trace_files import TraceFiles, read_trace
 
 from pages import read_page, write_run
@@ -242,6 +250,11 @@ def test_secrets_are_not_shown(tmp_path):
     write_run(tmp_path / "run", 0, [1.0])
     (tmp_path / "run" / "config.yaml").write_text("hub_token: hf_abc\ngeneration_token_budget: 5\n")
     assert read_run(tmp_path / "run").configuration == "hub_token: ***\ngeneration_token_budget: 5\n"
+
+
+def test_settings_by_their_paths():
+    # An empty section is a setting: a run with it has adapters, and must not go on without them
+    assert by_path({"peft": {}, "seed": 1, "a": {"b": {"c": [2]}}}) == {"peft": {}, "seed": 1, "a.b.c": [2]}
 
 
 def test_pages_are_bounded():

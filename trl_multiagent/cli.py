@@ -64,7 +64,7 @@ COMMANDS = {
     "run": "What `train` launches in every process.",
 }
 LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or several processes
-WITH_HELP = ("train", "collect", "evaluate", "cross-play", "run")  # their help is a recipe's help
+WITH_HELP = (*LAUNCHED, "run")  # their help is a recipe's help
 GPUS = ("T4", "4090", "L40S", "A100-40", "A100", "H100", "H200")
 USAGE = (
     "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] "

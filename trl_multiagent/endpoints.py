@@ -23,7 +23,7 @@ import pydantic
 from pydantic_core import from_json
 
 from trl_multiagent.console import install_command, one_line, tell
-from trl_multiagent.folders import write_text
+from trl_multiagent.folders import write_json
 from trl_multiagent.limits import STRICT, setting
 
 
@@ -357,7 +357,7 @@ class EndpointClient:
         """Keeps an answer. Other processes may write the same one."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(asdict(answer)))
+        write_json(path, asdict(answer))
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

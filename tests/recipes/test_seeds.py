@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from trl_multiagent import cli
+from trl_multiagent.runs.run import make_parser, read_layers
 from trl_multiagent.runs.seeds import experiments
 from trl_multiagent.settings.read import RECIPES, config_file
 
@@ -94,8 +95,11 @@ def test_complete_runs_are_skipped_and_signals_named(capsys):
     assert run(*TRAIN, *more, "--output_dir", "runs", "--seeds", "0")[0] == 0
     status, calls = run(*TRAIN, "--output_dir=runs", *more, "--output_dir", "runs", "--seeds", "0,2")
     assert status == 0 and [call[call.index("--seed") + 1] for call in calls] == ["9", "0", "2"]
-    # The folder is given once, and each team is saved in its own
-    assert calls[2][6:] == [*more, "--override", "output.save_path=null", "--seed", "2", "--output_dir", "runs/seed_2"]
+    # Each team is saved in the folder of its run: of a flag that is given twice, the last one counts
+    assert calls[2][-6:] == ["--override", "output.save_path=null", "--seed", "2", "--output_dir", "runs/seed_2"]
+    arguments, _ = make_parser("magrpo").parse_known_args([])
+    layers = read_layers("magrpo", arguments, [*calls[2][-2:], "--output_dir=x"])
+    assert layers[2] == {"magrpo": {"output_dir": "x"}}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from trl_multiagent.environments.base import (
     ask,
     check_all_act,
     judge,
-    resume_settings,
     scoring,
     scoring_context,
 )
@@ -141,4 +140,4 @@ class CentralizedEnvironment(EnvironmentWrapper):
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
-        return {**resume_settings(self.task), "task": type(self.task).__name__}
+        return {**super().resume_settings(), "task": type(self.task).__name__}

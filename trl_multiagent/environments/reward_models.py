@@ -27,7 +27,6 @@ from trl_multiagent.environments.base import (
     ask,
     check_all_act,
     judge,
-    resume_settings,
     scoring_context,
 )
 from trl_multiagent.environments.task_errors import describe
@@ -199,7 +198,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
-        return {**resume_settings(self.task), "reward_model": self.version}
+        return {**super().resume_settings(), "reward_model": self.version}
 
     def _scores(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[float]:
         if not items:

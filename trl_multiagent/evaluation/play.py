@@ -29,25 +29,13 @@ from trl_multiagent.rollout.sampler import (
     TransformersGenerator,
     TurnPrompts,
 )
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.trace import item_name
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
 
 TRANSCRIPTS = "transcripts.jsonl"  # one line of JSON per episode, from which all numbers are computed
 PART = "items_{1.start:06d}_to_{1.stop:06d}.jsonl"  # the episodes of a batch
-
-
-def sampling_of(config: EvaluationConfig, max_new_tokens: int) -> dict[str, Any]:
-    """Returns the settings of the sampling that are given, under the names of transformers."""
-    arguments = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": config.temperature,
-        "repetition_penalty": config.repetition_penalty,
-    }
-    if config.temperature != 0:
-        arguments |= {"top_p": config.top_p, "top_k": config.top_k or 0, "min_p": config.min_p}
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 class EpisodeGenerator(TransformersGenerator):

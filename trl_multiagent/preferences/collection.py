@@ -52,7 +52,7 @@ from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.limits import check_dataset
-from trl_multiagent.preferences.comparators import Comparator, Sampler, make_comparator, team_sampler
+from trl_multiagent.preferences.comparators import ByRole, Comparator, Sampler, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.rows import (
@@ -60,6 +60,7 @@ from trl_multiagent.preferences.rows import (
     ITEM_ID,
     REJECTED_BY,
     ROUND,
+    PairRow,
     answer_columns,
     check_preferences,
     check_prompt,
@@ -67,7 +68,7 @@ from trl_multiagent.preferences.rows import (
     make_row,
     text_columns,
 )
-from trl_multiagent.rollout.tree import Node, Samples, derive_seed, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import Node, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -235,7 +236,7 @@ class _Collection:
         """Samples and scores one chunk. Returns one record per item."""
         chunk, config, comparator = self.chunks.items[number], self.config, self.comparator
 
-        def sample_team(nodes: list[Node], num_candidates: int) -> dict[str, list[Samples]]:
+        def sample_team(nodes: list[Node], num_candidates: int) -> ByRole:
             for item, node in zip(chunk, nodes, strict=True):
                 check_all_act("A preference", node.prompts, self.team.roles)
                 for role, prompt in node.prompts.items():
@@ -311,7 +312,7 @@ class _Collection:
         candidates, others = ([Candidate(**x) for x in record[side]] for side in ("candidates", "comparator"))
         return all_pairs(candidates) if self.comparator is None else matched_pairs(candidates, others)
 
-    def _row(self, record: Record, pair: Pair) -> dict[str, Any]:
+    def _row(self, record: Record, pair: Pair) -> PairRow:
         chosen, rejected = pair.chosen, pair.rejected
         origin = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
         row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **origin)
@@ -355,7 +356,7 @@ def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side:
         record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
-def dataset_of_rows(rows: list[dict[str, Any]], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
+def dataset_of_rows(rows: list[PairRow], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
     """
     Makes a dataset of rows, possibly none. Their metrics may differ. A role's columns are texts if its prompt in
     `prompts` is one.

@@ -18,7 +18,7 @@ from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.seats import ask_endpoint
 from trl_multiagent.rollout.tree import Node, Samples
 from trl_multiagent.team.agent_team import AgentTeam
@@ -29,8 +29,9 @@ ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this ro
 ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: the answers of an endpoint
 SOLO = "model"  # the role of a model that answers for all roles
 
-# `(nodes, num_candidates) -> {role: samples}`, with one entry of samples per node
-Sampler = Callable[[list[Node], int], dict[str, list[Samples]]]
+ByRole = dict[str, list[Samples]]  # of each role, the samples at each node
+# `(nodes, num_candidates) -> {role: samples}`
+Sampler = Callable[[list[Node], int], ByRole]
 
 
 @dataclass
@@ -80,12 +81,11 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     return Comparator(name, sample, {"comparator": name, **facts})
 
 
-def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
+def load(names: str | list[str], roles: Sequence[str], like: AgentTeam) -> AgentTeam:
     """
     Loads a team that is not trained, with the data type and on the device of another one. Models without a
     `team.json` get its reasoning and arguments of chat templates.
     """
-    names = names if isinstance(names, str) else list(names)
     with one_line(f"The comparator cannot be loaded from {names!r}"):
         team = load_player(names, roles, like=like)
     if team.roles != tuple(roles):
@@ -95,14 +95,14 @@ def load(names: str | Sequence[str], roles: Sequence[str], like: AgentTeam) -> A
 
 def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, answers: int = 1) -> TeamSampler:
     """Makes the sampler of a team from the settings. A completion has the room of a number of `answers`."""
-    settings = {**config.sampling_kwargs, "max_new_tokens": answers * config.max_completion_length}
-    generator = TransformersGenerator(team, sampling_arguments(settings), config.generation_token_budget, seed=seed)
+    arguments = sampling_arguments(sampling_of(config, answers * config.max_completion_length))
+    generator = TransformersGenerator(team, arguments, config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
 
 
 def ask_model(
     client: EndpointClient, tokenizer: PreTrainedTokenizerBase, seed: str, nodes: list[Node], num_candidates: int
-) -> dict[str, list[Samples]]:
+) -> ByRole:
     """
     Samples completions of a model at an endpoint, with one request per completion, all sent at the same time. For
     `seed` and missing answers, see [`~rollout.seats.ask_endpoint`].
@@ -110,7 +110,7 @@ def ask_model(
     asked = [(node, prompt) for node in nodes for prompt in node.prompts.values() for _ in range(num_candidates)]
     seeds = [f"{seed}/{item_id(node.item)}" for node, _ in asked]
     texts = iter(ask_endpoint(client, [prompt for _, prompt in asked], seeds, "The comparator"))
-    samples: dict[str, list[Samples]] = {}
+    samples: ByRole = {}
     for node in nodes:
         for role in node.prompts:
             answers = [next(texts) for _ in range(num_candidates)]
@@ -118,16 +118,14 @@ def ask_model(
     return samples
 
 
-def sample_centralized(
-    sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int
-) -> dict[str, list[Samples]]:
+def sample_centralized(sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int) -> ByRole:
     """
     Samples joint answers of one model in the role `SOLO`. It sees the assignments of all roles and answers with a
     tagged block for each, as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a
     block, or with several, is empty.
     """
     asked = [Node(node.item, (), {SOLO: central_prompt(roles, node.prompts)}, tree=node.tree) for node in nodes]
-    result: dict[str, list[Samples]] = {role: [] for role in roles}
+    result: ByRole = {role: [] for role in roles}
     for samples in sample(asked, num_candidates)[SOLO]:
         answers = [split_blocks(samples.reply(g), roles).answers for g in range(len(samples.texts))]
         for role, parts in result.items():

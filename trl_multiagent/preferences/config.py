@@ -1,6 +1,5 @@
 """The settings of a collection of preferences."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -115,13 +114,6 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         )
 
     @property
-    def sampling_kwargs(self) -> dict[str, Any]:
-        """The fields of [`~transformers.GenerationConfig`]."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        kwargs = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"max_new_tokens": self.max_completion_length, "disable_compile": True, **kwargs}
-
-    @property
     def num_comparator_candidates(self) -> int:
         if self.comparator_policy is None:
             return 0
@@ -133,4 +125,4 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
 
     def values(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Returns some of the settings, by name."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name in names}
+        return {name: getattr(self, name) for name in names}

@@ -30,6 +30,7 @@ CHOSEN_REWARD, REJECTED_REWARD = "chosen_reward", "rejected_reward"
 ITEM_ID, ROUND, CHOSEN_BY, REJECTED_BY = "item_id", "round", "chosen_by", "rejected_by"
 
 Messages = list[dict[str, Any]]
+PairRow = dict[str, Any]
 
 
 def text_columns(role: str) -> tuple[str, str, str]:
@@ -62,12 +63,12 @@ def make_row(
     chosen_reward: float,
     rejected_reward: float,
     **others: Any,
-) -> dict[str, Any]:
+) -> PairRow:
     """
     Builds a row of the texts of each role. Where a prompt is a list of chat messages, the answers become messages,
     too.
     """
-    row: dict[str, Any] = {}
+    row: PairRow = {}
     for role, prompt in prompts.items():
         answers: list[Any] = [chosen[role], rejected[role]]
         if not isinstance(prompt, str):
@@ -112,13 +113,12 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     _check_columns(dataset.column_names, roles, name)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` has no rows.")
-    numbers = [column for column in (CHOSEN_REWARD, REJECTED_REWARD) if column in dataset.column_names]
-    texts = [column for role in roles for column in text_columns(role)]
-    answers = [column for role in roles for column in answer_columns(role) if column in dataset.column_names]
-    ids = [column for role in roles for column in ids_columns(role) if column in dataset.column_names]
-    for index, row in enumerate(dataset.select_columns([*texts, *answers, *ids, *numbers])):
+    known = {CHOSEN_REWARD, REJECTED_REWARD}
+    for role in roles:
+        known.update(text_columns(role), answer_columns(role), ids_columns(role))
+    for index, row in enumerate(dataset.select_columns([name for name in dataset.column_names if name in known])):
         try:
-            _check_row(row, roles, answers, numbers)
+            _check_row(row, roles)
         except ValueError as error:
             raise ValueError(f"Row {index} of `{name}`: {error}") from None
 
@@ -134,7 +134,7 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         raise ValueError(f"`{name}` has only one of {CHOSEN_REWARD!r} and {REJECTED_REWARD!r}: give both or none.")
 
 
-def _check_row(row: dict[str, Any], roles: Sequence[str], answers: list[str], numbers: list[str]) -> None:
+def _check_row(row: PairRow, roles: Sequence[str]) -> None:
     texts = []
     for role in roles:
         prompt, *completions = text_columns(role)
@@ -150,17 +150,20 @@ def _check_row(row: dict[str, Any], roles: Sequence[str], answers: list[str], nu
         raise ValueError("the chosen answer is empty.")
     if chosen == rejected:
         raise ValueError("the chosen and the rejected answers are the same.")
-    for column in answers:
-        if not isinstance(row[column], (str, type(None))):
-            raise ValueError(f"{column!r} is {row[column]!r}; it must be a text.")
-    for column in (x for role in roles for x in ids_columns(role)):
-        values = row.get(column) or []
-        if not isinstance(values, list) or not all(isinstance(x, int) and x >= 0 for x in values):
-            raise ValueError(f"{column!r} must be a list of token ids.")
-    for column in numbers:
-        if not isinstance(row[column], (int, float)) or not math.isfinite(row[column]):
+    for role in roles:
+        for column in answer_columns(role):
+            if not isinstance(row.get(column), str | None):
+                raise ValueError(f"{column!r} is {row[column]!r}; it must be a text.")
+        for column in ids_columns(role):
+            values = row.get(column) or []
+            if not isinstance(values, list) or not all(isinstance(x, int) and x >= 0 for x in values):
+                raise ValueError(f"{column!r} must be a list of token ids.")
+    if CHOSEN_REWARD not in row:
+        return
+    for column in (CHOSEN_REWARD, REJECTED_REWARD):
+        if not isinstance(row[column], int | float) or not math.isfinite(row[column]):
             raise ValueError(f"{column!r} is {row[column]!r}; it must be a finite number.")
-    if CHOSEN_REWARD in row and row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
+    if row[CHOSEN_REWARD] <= row[REJECTED_REWARD]:
         raise ValueError(f"{CHOSEN_REWARD!r} is {row[CHOSEN_REWARD]}, not more than {row[REJECTED_REWARD]}.")
 
 

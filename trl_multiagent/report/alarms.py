@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from trl_multiagent.environments.base import PASSED
 from trl_multiagent.folders import ALARMS_FILE, naming, write_text
+from trl_multiagent.report.run_page import read_lines
 
 
 logger = logging.get_logger(__name__)
@@ -80,8 +81,8 @@ class Alarms(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a resumed run repeats the alarms after its checkpoint
-            lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # a kill may have left the last line unfinished
-            write_text(path, "".join(f"{x}\n" for x in lines if json.loads(x)["step"] <= state.global_step))
+            kept = [alarm for alarm in read_lines(path) if alarm["step"] <= state.global_step]
+            write_text(path, "".join(f"{json.dumps(alarm)}\n" for alarm in kept))
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and "reward" in state.log_history[-1]:

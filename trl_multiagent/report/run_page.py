@@ -20,6 +20,7 @@ from trl_multiagent.report.curves import curves, group_table, run_table, series_
 logger = logging.getLogger(__name__)
 
 Row = dict[str, Any]  # of a trace, see `rollout/trace.py`
+Tree = list[Row]
 
 MAX_TREES = 100
 MAX_CHARS = 4_000_000  # of all texts of a page
@@ -121,7 +122,7 @@ def masked(value: Any) -> Any:
     return {name: "***" if name in secrets and type(x) in (str, int) else masked(x) for name, x in value.items()}
 
 
-def run_page(run: RunFiles, trees: list[list[Row]]) -> dict[str, Any]:
+def run_page(run: RunFiles, trees: list[Tree]) -> dict[str, Any]:
     """Returns the page of a run. `trees`: the rows of each tree to show."""
     series = series_of(run.logs)
     return {
@@ -189,15 +190,15 @@ def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[st
 # Trees
 
 
-def trees_of(rows: Iterable[Row]) -> list[list[Row]]:
+def trees_of(rows: Iterable[Row]) -> list[Tree]:
     """Groups rows by tree, in their order. The episodes of an item are one group."""
-    found: dict[tuple, list[Row]] = {}
+    found: dict[tuple, Tree] = {}
     for row in rows:
         found.setdefault((row["step"], row["split"], row["process"], row["tree"]), []).append(row)
     return list(found.values())
 
 
-def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[list[Row]]:
+def choose_trees(trees: list[Tree], number: int, seed: int) -> list[Tree]:
     """Returns the best and the worst tree, and then random ones."""
     best, *others = sorted(trees, key=root_return, reverse=True)
     worst = others[-1:]
@@ -206,14 +207,14 @@ def choose_trees(trees: list[list[Row]], number: int, seed: int) -> list[list[Ro
     return [best, *worst, *more][:number]
 
 
-def same_item(trees: list[list[Row]]) -> list[list[Row]]:
+def same_item(trees: list[Tree]) -> list[Tree]:
     """
     Returns the first and the last tree of an item that was seen from nearly the first step to nearly the last one: of
     these items, the one with the median first return. Without an item that recurs, these are the first and the last
     tree of all.
     """
     ordered = sorted(trees, key=lambda tree: tree[0]["step"])
-    items: dict[tuple, list[list[Row]]] = {}
+    items: dict[tuple, list[Tree]] = {}
     for tree in ordered:
         items.setdefault((tree[0]["split"], tree[0]["item"]), []).append(tree)
     longest = max(map(span, items.values()), default=0)
@@ -224,18 +225,18 @@ def same_item(trees: list[list[Row]]) -> list[list[Row]]:
     return [typical[0], typical[-1]]
 
 
-def span(trees: list[list[Row]]) -> int:
+def span(trees: list[Tree]) -> int:
     """Returns the number of steps from the first tree to the last one."""
     return trees[-1][0]["step"] - trees[0][0]["step"]
 
 
-def root_return(tree: list[Row]) -> float:
+def root_return(tree: Tree) -> float:
     """Returns the mean return of a tree's first joint actions."""
     returns = [row["return"] for row in tree if row["turn"] == 1]
     return sum(returns) / len(returns)
 
 
-def tree_page(trees: list[list[Row]]) -> dict[str, Any]:
+def tree_page(trees: list[Tree]) -> dict[str, Any]:
     """
     Returns trees as one table: the names of its columns, and the rows of each tree. Siblings share prompts and
     completions, so each is stored once, in `texts`, and a cell has its number. Long texts are cut. If there are too

@@ -30,7 +30,7 @@ from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.alarms import Alarms
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.report.run_page import (
-    Row,
+    Tree,
     choose_trees,
     masked,
     read_run,
@@ -186,7 +186,7 @@ def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[s
     return run_page(read_run(folder, logs), chosen_trees(folder))
 
 
-def chosen_trees(folder: Path) -> list[list[Row]]:
+def chosen_trees(folder: Path) -> list[Tree]:
     """
     Returns the trees that a page shows: a few trees from evenly spaced files of the trace, or of the trees that every
     run keeps.

@@ -1,9 +1,10 @@
 """The arguments for sampling of `AgentTeam.collaborate` and the like."""
 
-import difflib
 from typing import Any
 
 from transformers import GenerationConfig
+
+from trl_multiagent.limits import similar_name
 
 
 # Arguments of `GenerationConfig` that would change the inputs or outputs of `generate`, and the alternatives
@@ -35,8 +36,8 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         if name in REFUSED:
             raise ValueError(f"`{name}` cannot be set here: {REFUSED[name]}.")
         if name not in fields:
-            similar = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, fields, n=1)
-            advice = f"did you mean `{similar[0]}`?" if similar else "use a field of `transformers.GenerationConfig`."
+            similar = OTHER_NAMES.get(name) or similar_name(name, fields)
+            advice = f"did you mean `{similar}`?" if similar else "use a field of `transformers.GenerationConfig`."
             raise TypeError(f"Unknown argument `{name}={value!r}`: {advice}")
     for name, (minimum, maximum) in RANGES.items():
         value = generation_kwargs.get(name)
@@ -51,3 +52,10 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         arguments = {**SAMPLING_DEFAULTS, "do_sample": True, **arguments}
     GenerationConfig(**arguments)  # refuses impossible values
     return arguments
+
+
+def sampling_of(settings: Any, max_new_tokens: int) -> dict[str, Any]:
+    """Returns the arguments for sampling that the settings of an evaluation, a collection or a training give."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: value for name, value in vars(settings).items() if name in names and value is not None}
+    return {"max_new_tokens": max_new_tokens, "disable_compile": True, **given}

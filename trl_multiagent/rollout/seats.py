@@ -31,7 +31,6 @@ from trl_multiagent.environments.base import (
     scoring,
     scoring_context,
 )
-from trl_multiagent.environments.base import resume_settings as settings_of
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.reasoning import split_reasoning
@@ -228,7 +227,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
-        return {**settings_of(self.task), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
+        return {**super().resume_settings(), "seats": {role: seat.describe() for role, seat in self.seats.items()}}
 
     def _reached(self, item: dict, history: History) -> Branch:
         """Returns the branch of the whole task after a history. The `info` of an outcome holds it."""

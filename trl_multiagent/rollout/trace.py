@@ -66,15 +66,15 @@ def trace_rows(
             values = {role: x.tolist() for role, x in node_advantages.items()}
             prompts = {role: _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
             common = {
-                **{
-                    "step": step,
-                    "split": split,
-                    "process": process,
-                    "tree": node.tree,
-                    "node": path,
-                    "parent": parent,
-                },
-                **{"item": _plain(item_id(node.item)), "name": item_name(node.item), "turn": turn + 1},
+                "step": step,
+                "split": split,
+                "process": process,
+                "tree": node.tree,
+                "node": path,
+                "parent": parent,
+                "item": _plain(item_id(node.item)),
+                "name": item_name(node.item),
+                "turn": turn + 1,
                 **({} if node.episode is None else {"episode": node.episode}),
                 **{f"prompt/{role}": prompts.get(role) for role in roles},
             }

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.run import Tasks, end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.settings.derive import Settings, check_models, task_settings
 from trl_multiagent.settings.read import ConfigError
 
@@ -28,7 +27,7 @@ SECTION = "madpo"
 FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` names another one
 
 
-def run_collection(task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_collection(task: Tasks, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the
     arguments, see [`~trl_multiagent.runs.run.run_recipe`].

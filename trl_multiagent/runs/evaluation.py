@@ -23,7 +23,7 @@ from transformers import SchedulerType, TrainerCallback, TrainerControl, Trainer
 
 from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.task import Task, TaskSettings
+from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
 from trl_multiagent.evaluation.statistics import compute_result
@@ -34,17 +34,11 @@ from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.evaluation import Mix, Report, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
-from trl_multiagent.runs.evaluation_settings import (
-    Evaluation,
-    TeamSource,
-    algorithm_of,
-    parse_evaluation,
-    safe_settings,
-)
+from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, parse_evaluation, safe_settings
 from trl_multiagent.runs.models import Run, make_loader, seated
 from trl_multiagent.runs.plan import print_plan
-from trl_multiagent.runs.prepared import PreparedRun, check_folder, check_run, check_team, prepare_training
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, settings_of
+from trl_multiagent.runs.prepared import PreparedRun, check_folder, check_run, check_team, first_rows, prepare_training
+from trl_multiagent.runs.run import Tasks, algorithm_of, end_on_wrong_input, end_with_one_line, settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_models, task_settings
@@ -61,7 +55,7 @@ MOST_STEPS = 4  # limit as a multiple of these steps, if the learning rate does 
 
 
 def run_evaluation(
-    task: Task | Mapping[str, str],
+    task: Tasks,
     argv: Sequence[str] | None = None,
     prog: str | None = None,
     cross_play: bool = False,
@@ -211,7 +205,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
             "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', "
             "or give --dataset, to play all of its rows."
         )
-    items = items.select(range(min(len(items), evaluation.settings.sections["dataset"].eval_size or len(items))))
+    items = first_rows(items, evaluation.settings.dataset.eval_size)
     if evaluation.config.ablate and (len(items) - 1) % evaluation.config.items_per_batch == 0:
         raise ConfigError(
             "`evaluation.ablate` exchanges messages between the items of a batch, but one batch has a single item: "
@@ -472,7 +466,7 @@ class Control:
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
-def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, str]) -> dict[str, Control]:
+def make_controls(evaluation: Evaluation, kind: str, task: Tasks) -> dict[str, Control]:
     """
     Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one
     is impossible.
@@ -487,9 +481,7 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | Mapping[str, s
     return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
 
 
-def make_control(
-    evaluation: Evaluation, team: TeamSource, kind: str, model: str, task: Task | Mapping[str, str]
-) -> Control:
+def make_control(evaluation: Evaluation, team: TeamSource, kind: str, model: str, task: Tasks) -> Control:
     """Makes the control of one team, see [`make_controls`]."""
     if team.run_config is None:
         raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")

@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, Evaluat
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
-from trl_multiagent.runs.run import choose_task, settings_of
-from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.runs.run import Tasks, algorithm_of, choose_task, settings_of
 from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import (
     RECIPES,
@@ -159,9 +158,7 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def parse_evaluation(
-    task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str, cross_play: bool = False
-) -> Evaluation:
+def parse_evaluation(task: Tasks, argv: Sequence[str] | None, prog: str, cross_play: bool = False) -> Evaluation:
     """
     Reads and checks the settings of an evaluation, without loading a model or data; see
     [`~runs.evaluation.run_evaluation`].
@@ -225,14 +222,9 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
         return dataclasses.replace(config, **changes)
 
 
-def algorithm_of(written: Mapping[str, Any]) -> str | None:
-    """Returns the algorithm that has a section in the settings of a run."""
-    return next((name for name in written if name in ALGORITHMS), None)
-
-
 def safe_settings(
     algorithm: str,
-    tasks: Task | Mapping[str, str],
+    tasks: Tasks,
     config: str,
     arguments: argparse.Namespace,
     used: Sequence[str] | None = None,

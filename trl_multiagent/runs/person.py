@@ -18,13 +18,13 @@ from trl_multiagent.environments.base import (
     judge,
     scoring,
 )
-from trl_multiagent.environments.task import Task
-from trl_multiagent.evaluation.play import sampling_of
+from trl_multiagent.rollout.sampling_arguments import sampling_of
 from trl_multiagent.rollout.seats import Branch, FunctionSeat, Seat, SeatedEnvironment
+from trl_multiagent.rollout.trace import prompt_text
 from trl_multiagent.runs.evaluation import load_items, make_environment
 from trl_multiagent.runs.evaluation_settings import Evaluation, find_team, parse_evaluation
 from trl_multiagent.runs.models import make_loader
-from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
+from trl_multiagent.runs.run import Tasks, end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.seat import TeamSeat
 
@@ -37,9 +37,7 @@ class Person(Seat):
     """Plays a role with what somebody types. A backslash at the end of a line continues the answer on the next."""
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        prompt = branches[0].prompts[role]
-        texts = [prompt] if isinstance(prompt, str) else [f"[{x['role']}] {x['content']}" for x in prompt]
-        print("", *map(printable, texts), sep="\n")
+        print(f"\n{printable(prompt_text(branches[0].prompts[role]))}")
         text = input(f"{role}> ")
         while text.endswith("\\"):
             text = f"{text[:-1]}\n{input('> ')}"
@@ -60,7 +58,7 @@ HUMAN = "human"
 PLAYERS: dict[str, Seat] = {HUMAN: Person(), "random": FunctionSeat(random_answer)}
 
 
-def run_play(task: Task | Mapping[str, str], argv: Sequence[str], given: Sequence[str]) -> None:
+def run_play(task: Tasks, argv: Sequence[str], given: Sequence[str]) -> None:
     """
     Plays the items of a task with a person. `argv`: arguments as for `trl-multiagent evaluate`, with one team;
     `given`: the players of roles, each as `ROLE=human`, `ROLE=random` or `ROLE=TEAM`.

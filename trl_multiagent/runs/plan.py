@@ -16,9 +16,7 @@ from datasets import Dataset
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.tree import acting, first_nodes
-from trl_multiagent.runs.prepared import PreparedRun, check_templates, prepare_training
+from trl_multiagent.runs.prepared import PreparedRun, first_prompts, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.team.agent_team import AgentTeam
@@ -59,7 +57,7 @@ def rollout_lines(
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
     if team is not None and environment is not None and len(items) > 0:
-        check_templates(run, team, environment, items)
+        first_prompts(args, team, environment, [items[0]])  # raises what a chat template refuses
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
@@ -186,8 +184,7 @@ def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) 
         if not {"bf16", "fp16", "use_cpu"} & run.arguments.keys():  # the default of a trainer depends on its machine
             run.training_args.bf16 = gpu != "T4"
         devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
-        number = "in bfloat16" if run.training_args.bf16 else "in float16" if run.training_args.fp16 else "in float32"
-        print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}, computing {number}:")
+        print(f"\n{devices}{f', ZeRO-{stage}' * (stage > 0)}, computing in {run.compute_dtype}:")
         try:
             size = plan_size(run, environment, datasets[0])
         except OSError as error:
@@ -209,9 +206,8 @@ def plan_size(run: PreparedRun, environment: Environment, items: Sequence[dict])
         from trl_multiagent.trainers.base.actor_critic_trainer import add_critics
 
         add_critics(team, args)
-    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
-    nodes = first_nodes([items[k] for k in range(min(len(items), MEASURED_ITEMS))], environment)
-    prompts = [[x.ids for x in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
+    measured = [items[k] for k in range(min(len(items), MEASURED_ITEMS))]
+    prompts = first_prompts(args, team, environment, measured)
     longest = max((len(ids) for of_role in prompts for ids in of_role), default=0)
     longest += args.num_turns * args.max_completion_length
     size = size_of(team, reference, prompts, longest, not router_loss_coefs(team, args))

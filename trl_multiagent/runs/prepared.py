@@ -356,13 +356,14 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     return team
 
 
-def check_templates(run: PreparedRun, team: AgentTeam, environment: Environment, items: Sequence[dict]) -> None:
-    """Raises `UnavailableError` if a chat template refuses the first prompt of an agent."""
-    args = run.training_args
+def first_prompts(args: Any, team: AgentTeam, environment: Environment, items: list[dict]) -> list[list[list[int]]]:
+    """
+    Returns the token ids of each agent's first prompts for some items. Raises `UnavailableError` if a chat template
+    refuses one.
+    """
     sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
-    nodes = first_nodes([items[0]], environment)
-    for role in team.roles:
-        sampler.prompts(role, acting(role, nodes))
+    nodes = first_nodes(items, environment)
+    return [[prompt.ids for prompt in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
 
 
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:

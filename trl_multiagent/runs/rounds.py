@@ -47,6 +47,7 @@ from trl_multiagent.preferences.rows import (
     ids_columns,
     text_columns,
 )
+from trl_multiagent.report.run_page import OWN_SECTIONS, by_path
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
@@ -63,7 +64,7 @@ from trl_multiagent.runs.prepared import (
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.derive import Settings, argument_errors, by_path, check_models, make_training_args
+from trl_multiagent.settings.derive import Settings, argument_errors, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
@@ -286,7 +287,9 @@ class PreferenceRun:
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = by_path(run.merged, "output", "wandb", *(f"{algorithm}.{name}" for name in FREE_KEYS))
+        decisive = by_path({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
+        for name in FREE_KEYS:
+            decisive.pop(f"{algorithm}.{name}", None)
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
         if learn_reward in self.stages:
@@ -388,12 +391,11 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
         }
         trainer.add_callback(RoundLog(trainer, {f"iter/{name}": value for name, value in results["iter"].items()}))
         trainer.train(resume_from_checkpoint=checkpoint)
-        results |= {"env_step": trainer.env_step, "eval": None, "steps": trainer.state.global_step}
-        results["log_history"] = trainer.state.log_history
+        results |= {"eval": None, "log_history": trainer.state.log_history}
     else:
         prepared.resume_from_checkpoint = checkpoint
         train_and_save(prepared, trainer)
-        results |= {"env_step": trainer.env_step, "steps": trainer.state.global_step}
+    results |= {"env_step": trainer.env_step, "steps": trainer.state.global_step}
 
 
 class RoundLog(TrainerCallback):

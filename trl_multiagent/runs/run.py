@@ -25,6 +25,7 @@ from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import (
     RECIPES,
     ConfigError,
+    Layer,
     config_errors,
     config_file,
     fail,
@@ -70,10 +71,10 @@ OF_COLLECTIONS = {
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
 
+Tasks = Task | Mapping[str, str]  # the task of a program, or the named tasks from which its user chooses
 
-def run_recipe(
-    algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None = None, prog: str | None = None
-) -> None:
+
+def run_recipe(algorithm: str, task: Tasks, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings
     end the program.
@@ -141,7 +142,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         fail(prog, f"{describe(error)}. Mend the disk or free memory, and start again.")
 
 
-def read_settings(algorithm: str, task: Task | Mapping[str, str], argv: Sequence[str] | None, prog: str) -> Settings:
+def read_settings(algorithm: str, task: Tasks, argv: Sequence[str] | None, prog: str) -> Settings:
     """
     Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, prints the help and ends the program.
     """
@@ -164,20 +165,24 @@ def read_plan(tasks: Mapping[str, str], argv: Sequence[str], prog: str) -> Setti
     Reads and checks the settings of a plan. `argv`: the arguments of a training, with `--config`. The file has a
     section for the algorithm.
     """
-    arguments, rest = make_parser("magrpo", prog).parse_known_args(argv)
-    written = read_layers("magrpo", arguments, [])[0]
-    algorithm = next((name for name in written if name in ALGORITHMS), "magrpo")
+    config = make_parser("magrpo", prog).parse_known_args(argv)[0].config
+    algorithm = algorithm_of(read_yaml(config_file("--config", config, RECIPES))) or "magrpo"
     if ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run.")
-    settings = settings_of(algorithm, tasks, read_layers(algorithm, arguments, rest), prog, arguments.config)
+    settings = read_settings(algorithm, tasks, argv, prog)
     settings.dry_run = True
     return settings
 
 
+def algorithm_of(written: Mapping[str, Any]) -> str | None:
+    """Returns the algorithm that has a section in the settings of a run."""
+    return next((name for name in written if name in ALGORITHMS), None)
+
+
 def settings_of(
     algorithm: str,
-    task: Task | Mapping[str, str],
-    layers: Sequence[dict[str, Any]],
+    task: Tasks,
+    layers: Sequence[Layer],
     prog: str,
     config: str | None = None,
 ) -> Settings:
@@ -195,7 +200,7 @@ def settings_of(
     return settings
 
 
-def choose_task(tasks: Task | Mapping[str, str], merged: Mapping[str, Any], config: str | None = None) -> Task:
+def choose_task(tasks: Tasks, merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
     Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task` (its module may lie
     beside the file `config`); else a task with a section in `merged`; else the first of `tasks`. Raises `ConfigError`
@@ -261,7 +266,7 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
     return parser
 
 
-def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[dict[str, Any]]:
+def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[str]) -> list[Layer]:
     """
     Reads the layers of the file, the overrides and the flags. `rest`: flags that are not the parser's own, with their
     values.

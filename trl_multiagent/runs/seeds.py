@@ -3,7 +3,6 @@ Trains a team with several seeds, each run in a process and a folder of its own;
 reproduces named experiments: the team for several seeds, its evaluation beside a control, and the published numbers.
 """
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -26,10 +25,9 @@ from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving
 from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.report.curves import group_table, series_of
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import comparison_page, read_run
+from trl_multiagent.report.run_page import by_path, comparison_page, read_run
 from trl_multiagent.report.run_report import run_report
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
-from trl_multiagent.settings.derive import by_path
 from trl_multiagent.settings.read import ConfigError
 
 
@@ -75,7 +73,7 @@ def train_with_seeds(
         name = algorithm if config is None else Path(config).stem.removesuffix("_config")
         folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
         runs = [folder / f"seed_{seed}" for seed in seeds]
-        command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *without_folder(argv)]
+        command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *argv]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
         resume = ["--resume_from_checkpoint", "true"]
@@ -84,7 +82,7 @@ def train_with_seeds(
                 *command,
                 "--seed",
                 str(seed),
-                "--output_dir",
+                "--output_dir",  # the last one counts
                 str(run),
                 *resume * any(run.glob("checkpoint-*")),
             ]
@@ -93,7 +91,9 @@ def train_with_seeds(
         if settings.dry_run:
             print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
             return subprocess.run(commands[runs[0].name]).returncode, runs
-        shared = by_path(settings.merged, f"{algorithm}.output_dir", "output.base_dir")
+        shared = by_path(settings.merged)
+        for path in (f"{algorithm}.output_dir", "output.base_dir"):
+            shared.pop(path, None)
         stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
@@ -108,13 +108,6 @@ def ending(status: int) -> str:
     if status == 0:
         return "complete"
     return f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-
-
-def without_folder(argv: Sequence[str]) -> list[str]:
-    """Returns a command line without its `--output_dir`."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--output_dir")
-    return parser.parse_known_args(argv)[1]
 
 
 def print_results(runs: Sequence[Path]) -> None:

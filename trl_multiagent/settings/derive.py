@@ -27,7 +27,7 @@ from trl_multiagent.settings.algorithms import (
     PREFERENCE_ALGORITHMS,
     SINGLE_AGENT,
 )
-from trl_multiagent.settings.read import HISTORY, ConfigError, check, config_errors
+from trl_multiagent.settings.read import HISTORY, ConfigError, Layer, check, config_errors
 from trl_multiagent.settings.schema import (
     AgentModel,
     AlgorithmExtras,
@@ -48,21 +48,13 @@ ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter"}
 SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
 
 
-def by_path(merged: Mapping[str, Any], *free: str) -> dict[str, Any]:
-    """Returns settings by their paths, without the sections and paths in `free`."""
-    values: dict[str, Any] = {}
-    for section, body in merged.items():
-        values |= {f"{section}.{name}": x for name, x in body.items()} if isinstance(body, dict) else {section: body}
-    return {path: x for path, x in values.items() if not {path, path.partition(".")[0]} & {*free}}
-
-
 @dataclass(kw_only=True)
 class Settings:
     """The checked settings of a run."""
 
     algorithm: str  # name of its section
     task: Task  # the task of the run
-    merged: dict[str, Any]  # all settings that were given, under the names of this release: the run's `config.yaml`
+    merged: Layer  # all settings that were given, under the names of this release: the run's `config.yaml`
     values: dict[str, dict[str, Any]]  # the checked settings by section, with top-level settings under `""`
     sections: dict[str, Any]  # for each section, an instance of its dataclass with these values and the defaults
     extras: AlgorithmExtras  # settings in the algorithm's section that are not arguments of the trainer
@@ -168,7 +160,7 @@ def run_id() -> str | None:
     return os.environ.get("RUN_ID") or os.environ.get("JOB_ID")
 
 
-def check_settings(algorithm: str, task: Task, merged: dict[str, Any]) -> Settings:
+def check_settings(algorithm: str, task: Task, merged: Layer) -> Settings:
     """
     Checks the merged settings. Raises `ConfigError` if one is unknown, has the wrong type, or contradicts another one.
     """

@@ -31,6 +31,8 @@ RECIPES = "recipes/*/configs/*.yaml"
 ACCELERATE = "accelerate/*.yaml"
 MISSING = object()  # in place of a setting that is not given
 
+Layer = dict[str, Any]  # settings by section and name
+
 
 # Names in configurations that were written for CoMLRL. `{algorithm}` is the section of the algorithm
 
@@ -188,7 +190,7 @@ def config_file(flag: str, name: str, pattern: str) -> str:
     )
 
 
-def read_yaml(path: str | None) -> dict[str, Any]:
+def read_yaml(path: str | None) -> Layer:
     """Reads the layer of the YAML file."""
     if path is None:
         return {}
@@ -202,9 +204,9 @@ def read_yaml(path: str | None) -> dict[str, Any]:
     return {str(name): body for name, body in layer.items()}
 
 
-def parse_overrides(overrides: list[str]) -> dict[str, Any]:
+def parse_overrides(overrides: list[str]) -> Layer:
     """Reads the layer of `--override`."""
-    layer: dict[str, Any] = {}
+    layer: Layer = {}
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not all(path.split(".")):
@@ -213,10 +215,10 @@ def parse_overrides(overrides: list[str]) -> dict[str, Any]:
     return layer
 
 
-def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> dict[str, Any]:
+def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> Layer:
     """Reads the layer of the flags, each a name with the texts that follow it."""
     agent_model = [field.name for field in dataclasses.fields(AgentModel)]
-    layer: dict[str, Any] = {}
+    layer: Layer = {}
     for name, texts in flags.items():
         values = [parse_value(text, name) for text in texts] or [True]  # a flag without a value means true
         value = values if len(values) > 1 else values[0]
@@ -245,7 +247,7 @@ def parse_value(text: str, path: str = "") -> Any:
     return text
 
 
-def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
+def set_path(layer: Layer, path: str, value: Any) -> None:
     """Sets `layer["a"]["b"]` for the path `a.b`."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -255,7 +257,7 @@ def set_path(layer: dict[str, Any], path: str, value: Any) -> None:
     layer[name] = value
 
 
-def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
+def set_once(layer: Layer, name: str, path: str, value: Any) -> None:
     """Sets a path to the value of its alternative `name`. Raises `ConfigError` if the path has another value."""
     other = pop_path(layer, path)
     if other not in (MISSING, value):
@@ -263,7 +265,7 @@ def set_once(layer: dict[str, Any], name: str, path: str, value: Any) -> None:
     set_path(layer, path, value)
 
 
-def pop_path(layer: dict[str, Any], path: str) -> Any:
+def pop_path(layer: Layer, path: str) -> Any:
     """Removes `layer["a"]["b"]` for the path `a.b`, and returns its value, or `MISSING`."""
     *parents, name = path.split(".")
     for parent in parents:
@@ -273,7 +275,7 @@ def pop_path(layer: dict[str, Any], path: str) -> Any:
     return layer.pop(name, MISSING)
 
 
-def rename(algorithm: str, layer: dict[str, Any]) -> None:
+def rename(algorithm: str, layer: Layer) -> None:
     """
     Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under
     its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have the name of the
@@ -314,7 +316,7 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
     return {old.format(algorithm=algorithm): new.format(algorithm=algorithm) for old, new in names.items()}
 
 
-def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def renamed(algorithm: str, layers: Iterable[Layer]) -> Layer:
     """Merges layers under the names of this release. Two names of a setting may differ in different layers."""
     layers = list(layers)
     for layer in layers:
@@ -322,9 +324,9 @@ def renamed(algorithm: str, layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return merge(layers)
 
 
-def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merge(layers: Iterable[Layer]) -> Layer:
     """Merges layers. Dicts are merged recursively; other values come from the last layer that has them."""
-    merged: dict[str, Any] = {}
+    merged: Layer = {}
     for layer in layers:
         for name, value in layer.items():
             both = [merged.get(name), value]
@@ -332,13 +334,13 @@ def merge(layers: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-@contextlib.contextmanager
-def naming_reference() -> Iterator[None]:
+def resolve(merged: Layer) -> Any:
     """
-    Turns an error of OmegaConf within the block, about a text such as `${seed}` or `???`, into a [`ConfigError`].
+    Replaces references to other settings, such as `${seed}` or `${oc.env:HOME}`, by their values. Raises `ConfigError`
+    if there is none.
     """
     try:
-        yield
+        return OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         problem = str(error).split("\n")[0]
         name, advice = error.full_key or "a setting", "Correct it, or write \\${ for text"
@@ -348,7 +350,7 @@ def naming_reference() -> Iterator[None]:
 # Checks
 
 
-def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """
     Checks names and types of all settings. Returns them by section, with top-level settings under `""`, and the paths
     of the given settings that have no effect. Raises `ConfigError` if a name is unknown, a value has the wrong type,
@@ -362,9 +364,7 @@ def check(algorithm: str, task: Task, merged: dict[str, Any]) -> tuple[dict[str,
     not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
     no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
-    without_effect = []
-    with naming_reference():  # such as `${seed}` or `${oc.env:HOME}`
-        resolved = OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+    without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):
         section, _, name = path.rpartition(".")
         is_default = value is None and section == algorithm and name in NULL_IS_DEFAULT

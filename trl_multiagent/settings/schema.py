@@ -18,6 +18,7 @@ from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALG
 
 
 INHERITED = Path(__file__).with_name("inherited.json")
+Keys = dict[str, Key]  # the settings of a section by name
 
 
 @dataclass
@@ -293,7 +294,7 @@ def sections_of(task: Task) -> dict[str, type]:
 
 
 @functools.cache
-def inherited() -> dict[str, dict[str, Key]]:
+def inherited() -> dict[str, Keys]:
     """
     Returns the fields of the configuration classes by the classes' import paths, without their help, from a file, so
     that settings are checked before TRL is imported. `scripts/data/write_inherited.py` writes the file.
@@ -306,14 +307,12 @@ def inherited() -> dict[str, dict[str, Key]]:
     return {path: dict(keys[number] for number in numbers) for path, numbers in saved["classes"].items()}
 
 
-def documented_keys(path: str) -> dict[str, Key]:
+def documented_keys(path: str) -> Keys:
     """Returns the fields of a configuration class with their help. This imports TRL."""
     return keys_of(import_class(path))
 
 
-def algorithm_keys(
-    algorithm: str, keys_of_class: Callable[[str], dict[str, Key]] = lambda path: inherited()[path]
-) -> dict[str, Key]:
+def algorithm_keys(algorithm: str, keys_of_class: Callable[[str], Keys] = lambda path: inherited()[path]) -> Keys:
     """Returns the keys of an algorithm's section. `keys_of_class` returns the keys of a class by its path."""
     entry = ALGORITHMS[algorithm]
     keys = keys_of(extras_of(algorithm))
@@ -324,12 +323,12 @@ def algorithm_keys(
     }
 
 
-def known_settings(algorithm: str, task: Task) -> dict[str, dict[str, Key]]:
+def known_settings(algorithm: str, task: Task) -> dict[str, Keys]:
     """Returns the keys of all sections, with top-level settings under `""`."""
     sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
     return sections | {name: keys_of(cls) for name, cls in sections_of(task).items()}
 
 
-def peft_keys() -> dict[str, Key]:
+def peft_keys() -> Keys:
     """Returns the keys of the section `peft`."""
     return {name: key for name, key in inherited()["peft.LoraConfig"].items() if name not in NOT_IN_PEFT}

@@ -94,7 +94,6 @@ class Backbone:
     model: Any  # the model with which the critic reads, including its adapter; first the agent's
     tokenizer: PreTrainedTokenizerBase
     key: str  # of the model in the state of the team
-    own: str | None = None  # the critic's entry of `Critics.models`; `None`: the agent's model
     adapter: str | None = None  # name of the critic's adapter
     shares_vocabulary: bool = True  # whether the tokens of the agent are tokens of the critic
 
@@ -129,7 +128,7 @@ class Critics(nn.Module):
         backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
         if backbone.adapter is not None:
             parameters += adapter_parameters(backbone.model, backbone.adapter)
-        elif backbone.own is not None:
+        elif name in self.models:
             parameters += self.models[name].parameters()
         return parameters
 
@@ -179,7 +178,7 @@ class Critics(nn.Module):
                 for file in (target / backbone.adapter).iterdir():
                     file.replace(target / file.name)
                 (target / backbone.adapter).rmdir()
-            elif backbone.own is not None:
+            elif name in self.models:
                 save_model(backbone.model, target, weights)
                 backbone.tokenizer.save_pretrained(target)
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
@@ -205,7 +204,7 @@ class Critics(nn.Module):
             source = path.parent / name
             if backbone.adapter is not None:
                 load_adapter_weights(backbone.model, backbone.adapter, source)
-            elif backbone.own is not None:
+            elif name in self.models:
                 weights = load_backbone(str(source), backbone.model.dtype).state_dict()
                 backbone.model.load_state_dict(weights)
             load_head(self.heads[name], source)
@@ -232,7 +231,6 @@ def make_critics(
     for name, backbone in backbones.items():
         with seeded(settings.seed, f"critic {name}"):
             if settings.form == "model":
-                backbone.own = name
                 # The data type of trained weights
                 dtype = torch.float32 if isinstance(backbone.model, PeftModel) else base_of(backbone.model).dtype
                 models[name] = load_or_copy(backbone, sources[name], dtype)
@@ -244,8 +242,8 @@ def make_critics(
                 add_adapter(backbone.model, backbone.adapter, settings)
     critics = Critics(settings, backbones, models)
     for name, backbone in backbones.items():
-        if backbone.own is not None:
-            backbone.model, backbone.key = models[backbone.own], f"critics.models.{backbone.own}."
+        if name in models:
+            backbone.model, backbone.key = models[name], f"critics.models.{name}."
         model, tokenizer, agents_own = backbone.model, backbone.tokenizer, tokenizers[backbone.role]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging
-
 from trl_multiagent.environments.base import Turn, item_id
 from trl_multiagent.environments.task_errors import UnavailableError, function_name
+from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
 from trl_multiagent.rollout.tree import Node, derive_seed
+from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 
@@ -56,9 +56,9 @@ class TeamSeat(Seat):
         def load(role: str) -> TeamSampler:
             if not isinstance(team, str):
                 return team()
-            sampler = load_sampler(loader, team, agent or role, f"seats.{role}", sampling, token_budget, None, seed)
-            sampler.use_chat_template, sampler.history_options = use_chat_template, history_options
-            return sampler
+            loaded = load_quietly(loader, team, agent or role, f"seats.{role}")
+            generator = TransformersGenerator(loaded, sampling_arguments(sampling), token_budget, seed=seed)
+            return TeamSampler(loaded, generator, use_chat_template, history_options)
 
         self.load = load
 
@@ -88,24 +88,16 @@ class TeamSeat(Seat):
         self.sampler = None
 
 
-def load_sampler(
-    loader: TeamLoader, name: str, agent: str, setting: str, sampling: Mapping[str, Any], *limits: Any
-) -> TeamSampler:
+def load_quietly(loader: TeamLoader, name: str, agent: str, setting: str) -> AgentTeam:
     """
-    Loads a team that is not trained, and makes its sampler. `limits`: further arguments of
-    [`~rollout.sampler.TransformersGenerator`]. Raises `UnavailableError`, which names the `setting`, if the team
-    cannot be loaded or has no such agent.
+    Loads a team that is not trained, without progress bars. Raises `UnavailableError`, which names the `setting`, if
+    the team cannot be loaded or has no such agent.
     """
-    shows_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # a population loads a member at any step
     try:
-        team = loader.load_player(name, [agent])
+        with quiet_loading():  # a population loads a member at any step
+            team = loader.load_player(name, [agent])
     except LoadError as error:
         raise UnavailableError(f"`{setting}`: {error}") from error
-    finally:
-        if shows_bars:
-            logging.enable_progress_bar()
     if agent not in team.roles:
         raise UnavailableError(f"`{setting}`: {name} has the roles {', '.join(team.roles)}, not {agent!r}.")
-    team.requires_grad_(False).eval()
-    return TeamSampler(team, TransformersGenerator(team, sampling_arguments(dict(sampling)), *limits))
+    return team.requires_grad_(False).eval()

@@ -25,6 +25,7 @@ from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
+    PairRow,
     answer_columns,
     check_preferences,
     roles_of_columns,
@@ -183,7 +184,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
                 )
         return dataset
 
-    def _encode_row(self, row: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def _encode_row(self, row: PairRow, tokenizer: PreTrainedTokenizerBase) -> PairRow:
         """Tokenizes the joint texts of a pair, of the answers without their reasoning."""
         prompts, *answers = ({role: row[text_columns(role)[k]] for role in self.joint_text.roles} for k in range(3))
         for k, texts in enumerate(answers):
@@ -192,7 +193,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 
-    def _packed(self, rows: list[dict[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    def _packed(self, rows: list[PairRow]) -> dict[str, dict[str, torch.Tensor]]:
         """Packs the joint texts of a micro-batch, if the model allows it: the texts of a pair share their prompts."""
         model, sequences = base_of(self.model), [list(row[name]) for name in ANSWERS for row in rows]
         # Other heads may read other places than the last token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
+    PairRow,
     check_preferences,
     ids_columns,
     roles_of_columns,
@@ -34,7 +35,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.rollout.history import uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler, tokenize_prompts
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
@@ -144,9 +145,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
-        sampling = {"temperature": args.temperature, "top_p": args.top_p, "top_k": args.top_k}
-        sampling["max_new_tokens"] = args.max_completion_length
-        self.generator = TrainerGenerator(self, sampling_arguments(sampling))
+        arguments = sampling_arguments(sampling_of(args, args.max_completion_length))
+        self.generator = TrainerGenerator(self, arguments)
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
@@ -189,7 +189,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         calls this method for each of its datasets.
         """
         name = f"{dataset_name}_dataset" if dataset_name in ("train", "eval") else f"eval_dataset[{dataset_name!r}]"
-        if self._is_tokenized(dataset):
+        if isinstance(dataset, Dataset) and self._is_tokenized(dataset.column_names):
             return dataset
         if dataset_name != "train" and self.environment is not None and not roles_of_columns(dataset.column_names):
             self.sampler.check_items(dataset, self.environment)
@@ -217,12 +217,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         check_lengths(dataset, name, self.team, args)
         return dataset
 
-    def _is_tokenized(self, dataset: Any) -> bool:
-        return isinstance(dataset, Dataset) and f"{self.team.roles[0]}/{TOKENS[0]}" in dataset.column_names
+    def _is_tokenized(self, columns: Collection[str]) -> bool:
+        return f"{self.team.roles[0]}/{TOKENS[0]}" in columns
 
-    def _collate(self, rows: list[dict[str, Any]]) -> PairBatch | list[dict[str, Any]]:
+    def _collate(self, rows: list[PairRow]) -> PairBatch | list[PairRow]:
         """Makes a batch of tokenized preferences. Items of a task stay a list."""
-        if f"{self.team.roles[0]}/{TOKENS[0]}" not in rows[0]:
+        if not self._is_tokenized(rows[0]):
             return rows
         limit = self.args.max_length or sys.maxsize
         batch = {"weights": torch.ones(len(rows))}
@@ -500,7 +500,7 @@ class ReasonedAnswers:
         self.tokenizer, self.template_kwargs = tokenizer, template_kwargs
         self.reader = CompletionReader(tokenizer)
 
-    def hide(self, row: dict[str, Any]) -> dict[str, Any]:
+    def hide(self, row: PairRow) -> PairRow:
         """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
         texts = [text_of(row[name], name) for name in ANSWERS]
         ids = [row.get(f"{name}_token_ids") or [] for name in ANSWERS]
@@ -511,7 +511,7 @@ class ReasonedAnswers:
             changes |= {name: [{"role": "assistant", "content": CONTENT}] for name in ANSWERS}
         return changes | ({"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {})
 
-    def tokenize(self, row: dict[str, Any]) -> dict[str, Any]:
+    def tokenize(self, row: PairRow) -> PairRow:
         """Returns the token columns that differ from TRL's."""
         if not row["has_ids"] and not row["is_hidden"]:
             return {}

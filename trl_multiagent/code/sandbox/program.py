@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 
-# What `Program.experiments` may contain. `helpers/ablation.py` makes the changes
+# What `Program.experiments` may contain: changes with which a program that passed tests runs again. If a test is then
+# lost, what was changed matters. The last one changes nothing, and must have no effect. `helpers/ablation.py` makes
+# them
 EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
 MAX_LINES = 40  # checks that a trace lists
 

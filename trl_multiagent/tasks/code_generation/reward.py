@@ -15,7 +15,7 @@ from trl_multiagent.code.dependencies import IMPORTS, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox.program import EXPERIMENTS, read_asserts
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts, read_problem
@@ -35,9 +35,6 @@ AUX_USED = 0.5
 NOT_A_WRAPPER = 1.0
 VALUE_IGNORED = 0.5  # subtracted
 
-# Changes with which a program that passed tests runs again; if a test is then lost, what was changed matters. The last
-# one changes nothing, and must have no effect. The sandbox makes them, see [`~trl_multiagent.code.sandbox.Program`]
-EXPERIMENTS = ("nothing", "constant", "alone", "first", "control")
 SAMPLED = 4  # where rewards are only compared, one in so many items with equal pairs makes its experiments
 MAX_CALLS = 10_000  # of aux, in the tests of a pair with which experiments are made
 SECONDS_PER_CALL = 5e-4  # of aux, in an experiment, where each one passes between processes

@@ -305,7 +305,7 @@ def value_errors(
     errors = (targets - values) ** 2
     if clip_range is None:
         return errors
-    clipped = torch.max(torch.min(values, old_values + clip_range), old_values - clip_range)
+    clipped = values.clamp(old_values - clip_range, old_values + clip_range)
     return torch.max(errors, (targets - clipped) ** 2)
 
 

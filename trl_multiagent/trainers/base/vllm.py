@@ -6,7 +6,6 @@ adapters on one base share an engine or a server: it loads the base once, and on
 samples for all of its agents in one call. Servers are asked in parallel.
 """
 
-import contextlib
 import copy
 import math
 import os
@@ -14,13 +13,14 @@ import shutil
 import socket
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, patch_environment
 from peft import LoraConfig, PeftModel
 from safetensors.torch import save_file
 from torch import distributed
@@ -47,6 +47,7 @@ MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory; it must have room for 
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
+Sampled = dict[str, list[Completions]]  # of each agent, the completions of each of its prompts
 
 
 class EngineError(UnavailableError):
@@ -243,7 +244,7 @@ class AgentGeneration(VLLMGeneration):
         )
         return as_completions(output["completion_ids"], output["logprobs"], num_generations)
 
-    def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
+    def sample(self, prompts: Prompts, num_generations: int) -> Sampled:
         """
         Samples the completions of all agents of the engine in one call. All processes of an engine must call this
         method.
@@ -251,9 +252,7 @@ class AgentGeneration(VLLMGeneration):
         group = self.tp_group if self.tensor_parallel_size > 1 else None
         return shared_answers(group, prompts, lambda all_prompts: self._sample(group, all_prompts, num_generations))
 
-    def _sample(
-        self, group: distributed.ProcessGroup | None, prompts: Prompts, num_generations: int
-    ) -> dict[str, list[Completions]]:
+    def _sample(self, group: distributed.ProcessGroup | None, prompts: Prompts, num_generations: int) -> Sampled:
         rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
         self.llm.rows = [role for role, _ in rows]
         # TRL splits the results correctly only if all processes request the same number. Therefore the first process
@@ -309,9 +308,9 @@ class AdapterGeneration(AgentGeneration):
             self.llm.load(owner, folder / owner)
         else:
             self.unread[owner] = folder / owner
-        if writes and owner in self.last_folders:
-            shutil.rmtree(self.last_folders[owner])
         if writes:
+            if owner in self.last_folders:
+                shutil.rmtree(self.last_folders[owner])
             self.last_folders[owner] = folder
 
     def _read_on_server(self, owner: str, folder: Path) -> None:
@@ -327,7 +326,7 @@ class AdapterGeneration(AgentGeneration):
         client.model = role  # vLLM answers a request for an adapter's name with the base and this adapter
         return client
 
-    def sample(self, prompts: Prompts, num_generations: int) -> dict[str, list[Completions]]:
+    def sample(self, prompts: Prompts, num_generations: int) -> Sampled:
         if self._llm_weights_sleeping:
             self.wake_up()
         return super().sample(prompts, num_generations)
@@ -399,7 +398,7 @@ class VLLMGenerator:
         self.max_new_tokens: int = trainer.args.max_completion_length
         self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
 
-    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
+    def generate(self, turn: TurnPrompts) -> Sampled:
         self.send(turn.prompt_ids)
         self._wait()
         return sample_turn(self.agents, turn.prompt_ids, turn.num_generations, self.trainer.accelerator)
@@ -454,7 +453,7 @@ class VLLMGenerator:
 
 def sample_turn(
     agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int, accelerator: Accelerator
-) -> dict[str, list[Completions]]:
+) -> Sampled:
     """
     Samples the completions of all agents of a turn. Their weights must have been sent. All processes must call this
     function.
@@ -464,16 +463,14 @@ def sample_turn(
         return shared_answers(
             group, prompts, lambda x: on_first(accelerator, lambda: ask_servers(agents, x, num_generations))
         )
-    completions: dict[str, list[Completions]] = {}
+    completions: Sampled = {}
     for engine in {id(agents[role]): agents[role] for role in prompts}.values():
         own = {role: prompts[role] for role in prompts if agents[role] is engine}
         completions |= engine.sample(own, num_generations)
     return completions
 
 
-def ask_servers(
-    agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int
-) -> dict[str, list[Completions]]:
+def ask_servers(agents: Mapping[str, AgentGeneration], prompts: Prompts, num_generations: int) -> Sampled:
     """Asks the servers of all agents at the same time. A server reads new weights first."""
 
     def load(role: str) -> None:
@@ -491,8 +488,8 @@ def ask_servers(
 def shared_answers(
     group: distributed.ProcessGroup | None,
     prompts: Prompts,
-    ask: Callable[[Prompts], dict[str, list[Completions]]],
-) -> dict[str, list[Completions]]:
+    ask: Callable[[Prompts], Sampled],
+) -> Sampled:
     """
     Returns the answers to the prompts of this process. The processes of a group make one request together, and may
     have different numbers of prompts. Each calls `ask` with the prompts of all; `ask` returns the answers on the first
@@ -545,26 +542,18 @@ def stopping(strings: Sequence[str]) -> dict[str, Any]:
     return {"stop": list(strings), **shown} if strings else {}
 
 
-@contextlib.contextmanager
-def launch_variables(num_processes: int) -> Iterator[None]:
+def launch_variables(num_processes: int) -> AbstractContextManager[None]:
     """
     Restores the environment variables that TRL sets for an engine. With them, the next trainer of this process would
     wait for other processes. A single process gets a free port for its engine, because several runs may have the same
     `MASTER_PORT`, or TRL's first choice.
     """
-    before = {name: os.environ.get(name) for name in LAUNCH_VARIABLES}
+    values = {name: os.environ.get(name, "") for name in LAUNCH_VARIABLES}
     if num_processes == 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(free.getsockname()[1])
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+            values["MASTER_PORT"] = str(free.getsockname()[1])
+    return patch_environment(**values)
 
 
 def make_generations(
