@@ -15,6 +15,7 @@ from trl_multiagent.configs.recipes.workflows import (
     demos,
     evaluator_optimizer,
     orchestrator_workers,
+    program_repair,
     solver_critic,
     voting,
     writer_editor,
@@ -105,6 +106,16 @@ def test_a_majority_decides(votes, reward):
     assert outcome.reward == reward and outcome.metrics["right_votes"] == votes.count("5") / 3
 
 
+def test_a_fixer_sees_the_test_that_failed():
+    (item,), environment = program_repair.wishes()[1], program_repair.program_repair
+    right, wrong = ({"coder": f"def f(a, b):\n    return {text}\n"} for text in ("max(a, b)", "a"))
+    assert play(environment, item, right)[-1].reward == 1.0
+    first, last = play(environment, item, wrong, {"fixer": right["coder"]})
+    assert first.reward == 0.0 and last.reward == 1.0
+    shown = environment.prompts(item, [Turn(environment.prompts(item, ()), wrong, first)])["fixer"]
+    assert "This test fails: assert f(3, 9) == 9" in shown
+
+
 def test_workers_get_the_parts_of_the_orchestrator():
     environment, item = orchestrator_workers.orchestrator_workers, {"numbers": [1, 2, 3, 4]}
     said = [{"orchestrator": "1 + 2\n3 + 4\n"}, {"worker_1": "3", "worker_2": " 7\n"}, {"orchestrator": "10"}]
@@ -142,6 +153,7 @@ def test_a_sudoku_takes_out_what_clashes():
         ("workflows.evaluator_optimizer:TASK", 2),
         ("workflows.voting:TASK", 1),
         ("workflows.orchestrator_workers:TASK", 3),
+        ("workflows.program_repair:TASK", 2),
         ("games.planning:PATH", 2),
         ("games.planning:SUDOKU", 2),
     ],

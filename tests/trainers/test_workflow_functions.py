@@ -13,6 +13,7 @@ import time
 import pytest
 
 from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
+from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.players import MessageAblation
 from trl_multiagent.jobs.event_loop import event_loop
@@ -423,6 +424,8 @@ def test_mistakes_get_a_sentence():
         (forgets, "without `await`"),
         (measures, "'NotAwaited' has no len"),
         (lambda agents: agents[5]("a"), "no role 5; the roles are aux, main"),
+        (lambda agents: agents.call(len, 1), "The function `len` raised TypeError"),
+        (lambda agents: agents.call(lambda texts: [], "a"), "The function `<lambda>` raised ValueError"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
         (logs, "'reward_mean', which is logged anyway"),
@@ -681,6 +684,57 @@ def test_a_task_that_only_yields_goes_on_beside_the_turns():
         return 1.0
 
     assert play(run, [{}], scripted(ANSWERS), num_turns=1, num_episodes=1)[0][0].rewards == [1.0]
+
+
+@pytest.mark.parametrize("num_episodes", [None, 3])
+def test_a_call_is_one_for_all_branches_and_no_fork_repeats_it(num_episodes):
+    """A turn begins when a part that waited for a call has asked."""
+    calls = []
+
+    def judge(texts):
+        calls.append(texts)
+        return [len(text) for text in texts]
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        said = await agents.aux(f"{item['x']}:")
+
+        async def judged():
+            length = await agents.call(judge, said)
+            await agents.aux(f"{length} letters:")
+            return length
+
+        length, _ = await asyncio.gather(judged(), agents.main("And you?"))
+        return float(length + await agents.call(judge, "end"))
+
+    number = 1 if num_episodes else 3
+    items, settings = [{"x": "1"}, {"x": "2"}], {"num_turns": 2, "num_episodes": num_episodes}
+    turns = play(run, items, scripted(ANSWERS), num_generations=number, **settings)
+    said = [node.texts(index)["aux"] for node in turns[0] for index in node.indices]
+    assert [*map(sorted, calls)] == [sorted(said), ["end"] * (6 if num_episodes else 2)]
+    for node in turns[1]:
+        assert node.roles == ROLES and node.rewards == [len(node.history[0].joint_action["aux"]) + 3.0] * number
+    with run.playing(2, False):  # as counterfactual credit does
+        judge_nodes(run, turns[1])
+    assert len(calls) == 2
+
+
+def test_one_agent_for_all_roles_repeats_no_call():
+    calls = []
+
+    def judge(texts):
+        calls.append(texts)
+        return [len(text) for text in texts]
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        length = await agents.call(judge, "begin")
+        said, _ = await asyncio.gather(agents.aux(f"{length}:"), agents.main("And you?"))
+        return float(len(said) + await agents.call(judge, "end"))
+
+    sample = scripted(["<aux>\nab\n</aux>\n<main>\nc\n</main>"])
+    ((node,),) = play(CentralizedEnvironment(run), [{}], sample, num_turns=1, num_generations=2)
+    assert node.rewards == [5.0, 5.0] and calls == [["begin"], ["end"]]
 
 
 def test_a_fork_hears_its_roles_in_the_order_of_the_branch():

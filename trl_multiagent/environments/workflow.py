@@ -24,7 +24,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from trl_multiagent.environments.base import (
     MAX_TURNS,
@@ -48,6 +48,7 @@ from trl_multiagent.environments.task_errors import (
     as_number,
     as_rewards,
     describe,
+    function_name,
     show,
     task_code,
 )
@@ -70,20 +71,24 @@ class OutOfTurns(Exception):
 
 
 class NotAwaited(asyncio.Future):
-    """An agent's answer, which is there when it has been awaited. Python's messages show the name of this class."""
+    """
+    An agent's answer, or the result of a call, which is there when it has been awaited. Python's messages show the
+    name of this class.
+    """
 
     def __str__(self) -> str:
-        raise TypeError("an agent was asked without `await`: its answer is not there yet.")
+        raise TypeError("an agent was asked, or a function called, without `await`: the answer is not there yet.")
 
 
+@dataclasses.dataclass
 class Agents:
     """
     The agents as a workflow sees them. If `writer` is the first role of a task, `agents.writer`, `agents["writer"]`
     and `agents[0]` are this agent. A call asks the agent and returns its answer when awaited.
     """
 
-    def __init__(self, episode: "Episode", roles: Sequence[str]):
-        self._episode, self._roles = episode, roles
+    _episode: "Episode"
+    _roles: Sequence[str]
 
     def _check(self, role: Any) -> str:
         name = self._roles[role] if role in range(len(self._roles)) else role
@@ -111,6 +116,17 @@ class Agents:
 
     def __getattr__(self, role: str) -> Callable[..., Awaitable[str]]:
         return self[role]
+
+    def call(self, function: Callable[[list], Sequence], argument: Any) -> Awaitable[Any]:
+        """
+        Calls a function, such as a judge or a sandbox, in a thread, once for all branches that wait for it. It gets a
+        list of their arguments and returns a list of results, of which each branch gets its own. In a tree, a branch
+        that runs again gets its earlier result, which belongs to the item, the argument and the number of the call.
+        """
+        episode = self._episode
+        episode.num_calls += 1
+        place = (function, id(episode.item), episode.num_calls, repr(argument))
+        return episode.calls.setdefault(place, (argument, NotAwaited()))[1]
 
     def reward(self, number: float, role: str | None = None) -> None:
         """Pays a role, or all of them, for what has happened since the last turn."""
@@ -142,8 +158,9 @@ def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any)
 class Episode:
     """A running workflow: what its agents are asked, and what it has earned since the last turn."""
 
-    def __init__(self, run: Callable[..., Coroutine], item: dict, roles: Sequence[str]):
+    def __init__(self, run: Callable[..., Coroutine], item: dict, roles: Sequence[str], calls: dict[tuple, Any]):
         self.asked: dict[str, tuple[Prompt, asyncio.Future]] = {}
+        self.calls, self.num_calls, self.item = calls, 0, item
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
@@ -175,10 +192,10 @@ class Episode:
     def prompts(self) -> Prompts:
         return {role: prompt for role, (prompt, _) in self.asked.items()}
 
-    def rests(self) -> bool:
-        """Returns whether each part has asked, has ended or waits for another part, so that a turn begins."""
-        parts = (self.task, *self.parts)
-        return self.task.done() or (bool(self.asked) and not any(waits_outside(part, self.folder) for part in parts))
+    def rests(self, has_calls: bool) -> bool:
+        """Returns whether each part has asked, has ended or waits for another part, so that a turn or calls begin."""
+        parts, waits = (self.task, *self.parts), has_calls or bool(self.asked)
+        return self.task.done() or (waits and not any(waits_outside(part, self.folder) for part in parts))
 
     def answer(self, joint_action: JointAction) -> None:
         """Hands the agents' answers to the workflow, which runs on when the event loop does."""
@@ -258,6 +275,8 @@ class WorkflowEnvironment(Environment):
         self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played
+        # The argument and the result of each call in a batch, by function, item, number of the call, and argument
+        self._calls = dict[tuple, Any]()
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -301,6 +320,8 @@ class WorkflowEnvironment(Environment):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         async def turn() -> list[Prompts]:
+            if not self._waiting:  # a batch begins
+                self._calls.clear()
             episodes = await self._reached(items, histories)
             prompts = [episode.prompts for episode in episodes]
             self._leave(map(anchor_of, items, histories), episodes)
@@ -328,8 +349,6 @@ class WorkflowEnvironment(Environment):
 
         outcomes = self._play(turn)
         for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
-            if context.reward_none != "drop":
-                raise UnavailableError(f"{failure}. With `reward_none: drop`, the other episodes go on.")
             print(failure, flush=True)
         return outcomes
 
@@ -359,7 +378,7 @@ class WorkflowEnvironment(Environment):
             if episode is None:
                 if self.live and history:
                     raise self._lives()
-                episode = Episode(self.run, item, self.roles)
+                episode = Episode(self.run, item, self.roles, self._calls)
                 self._open.append(episode)
                 forks.append((episode, history))
             episodes.append(episode)
@@ -405,23 +424,35 @@ class WorkflowEnvironment(Environment):
 
     async def _settle(self, episodes: Sequence[Episode]) -> None:
         """
-        Runs until each episode rests, and raises the first error. A turn does not depend on time: nothing is left to
-        run when it begins.
+        Runs until each episode waits for agents or has ended, and raises the first error. Neither a turn nor a call
+        for all depends on time: nothing is left to run when it begins.
         """
         loop: Any = asyncio.get_running_loop()
         deadline, pause, is_quiet = loop.time() + (self.timeout or math.inf), 0.0, not episodes
-        moving, passes = None, 0
-        while moving or not (is_quiet or passes > MOST_PASSES):
+        moving, due, passes = None, list[Any](), 0
+        while moving or due or not is_quiet:
             number = loop.num_callbacks
             await asyncio.sleep(pause)
-            is_quiet = loop.num_callbacks == number + 1  # that of this coroutine
+            is_quiet = loop.num_callbacks == number + 1 or passes > MOST_PASSES  # the one is of this coroutine
             for episode in episodes:
                 self._check_end(episode)
-            moving = next((episode for episode in episodes if not episode.rests()), None)
+            due = [(place[0], *call) for place, call in self._calls.items() if not call[1].done()]
+            moving = next((episode for episode in episodes if not episode.rests(bool(due))), None)
             passes = 0 if moving else passes + 1
             if moving and loop.time() > deadline:
                 raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{moving.line()}.")
             pause = min(pause + SHORTEST_PAUSE, LONGEST_PAUSE) if is_quiet else 0.0
+            if due and is_quiet and not moving:
+                await self._call(due[0][0], [call for function, *call in due if function == due[0][0]])
+
+    async def _call(self, function: Callable, calls: list[Any]) -> None:
+        """Calls a function once for all that wait for it, each given by its argument and the future of its result."""
+        with task_code(f"The function `{function_name(function)}`"):
+            arguments, futures = zip(*calls, strict=True)
+            results = await asyncio.wait_for(asyncio.to_thread(function, [*arguments]), self.timeout)
+            for future, result in zip(futures, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
 
     def _check_end(self, episode: Episode) -> None:
         """Raises the error of an episode that has ended, and ends its parts."""
@@ -452,12 +483,13 @@ class WorkflowEnvironment(Environment):
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
-        task, result, is_lost = episode.task, 0.0, False
+        task, was_paid, result = episode.task, episode.was_paid, cast(Any, 0.0)
         if task.done() and not task.cancelled():
             error = task.exception()
-            is_lost = isinstance(error, UnavailableError)
-            if is_lost:
-                notes["failure"], result = str(error), math.nan
+            if isinstance(error, UnavailableError):
+                if reward_none != "drop":
+                    raise UnavailableError(f"{error}. With `reward_none: drop`, the other episodes go on.")
+                notes["failure"], result, was_paid = str(error), None, False
             elif error is None:
                 result = task.result()
         if task.done() or episode.out_of_turns:
@@ -465,12 +497,12 @@ class WorkflowEnvironment(Environment):
         outcome = result if isinstance(result, Outcome) else Outcome(result)
         reward: Any = outcome.reward
         if reward is None:
-            if not episode.was_paid and reward_none != "drop":
+            if not was_paid and reward_none != "drop":
                 raise TaskError(f"{self.name} returned None; it must return a reward, or pay with `agents.reward`.")
-            reward = 0.0 if episode.was_paid else math.nan
+            reward = 0.0 if was_paid else math.nan
         returned = reward if isinstance(reward, Mapping) else dict.fromkeys(self.roles, reward)
         is_wrong = returned.keys() != paid.keys() or any(as_number(x) is None for x in returned.values())
-        if is_wrong or (outcome.reward is not None and not is_lost and any(math.isnan(x) for x in returned.values())):
+        if is_wrong or (outcome.reward is not None and any(map(math.isnan, returned.values()))):
             raise TaskError(
                 f"{self.name} returned {show(reward)}; it must return a number, an `Outcome`, or a dict with a number "
                 f"for each of {', '.join(self.roles)}."
