@@ -16,7 +16,7 @@ from typing import Any
 CLOSING_SECONDS = 30  # that the clean-up of a task may take
 ANSWER_SECONDS = 5  # within which the event loop answers, unless a task blocks it
 THREAD = "async-rewards"
-WAITED_FOR = dict[int, futures.Future]()  # what a thread of this process waits for, or has waited for last
+WAITED_FOR = dict[int, futures.Future]()  # what a thread of this process waits for now
 ASYNCIO, LIBRARIES = os.path.dirname(asyncio.__file__), "-packages"  # in the names of files
 MEETINGS = {"locks.py", "queues.py", "taskgroups.py", "tasks.py"}  # of asyncio, where a task waits for another one
 
@@ -136,3 +136,5 @@ def run_on_loop(coroutine: Coroutine, limit: float | None = None) -> Any:
         if future.cancel() and not is_blocked():
             futures.wait([future], CLOSING_SECONDS)
         raise
+    finally:
+        WAITED_FOR.pop(threading.get_ident(), None)  # a signal's handler may wait in the same thread

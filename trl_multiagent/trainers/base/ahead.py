@@ -95,8 +95,8 @@ class Ahead(RolloutCallback):
         finally:
             self.is_given_up = True
             self.serve()
-            if thread.ident in WAITED_FOR:
-                WAITED_FOR[thread.ident].cancel()
+            if future := WAITED_FOR.get(thread.ident or 0):
+                future.cancel()
             thread.join(CLOSING_SECONDS)
 
     # In the main thread
