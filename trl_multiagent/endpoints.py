@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -238,6 +238,7 @@ class Usage:
     output_tokens: int = 0
 
 
+@dataclass
 class EndpointClient:
     """
     Sends questions to an endpoint, and keeps the answers on the disk.
@@ -247,9 +248,9 @@ class EndpointClient:
         folder (`Path`): Where answers are kept. Several processes and runs may share it.
     """
 
-    def __init__(self, endpoint: EndpointSettings, folder: Path):
-        self.endpoint, self.folder = endpoint, folder
-        self.usage = Usage()  # since the last call of `take_usage`
+    endpoint: EndpointSettings
+    folder: Path
+    usage: Usage = field(default_factory=Usage)  # since the last call of `take_usage`
 
     def take_usage(self) -> Usage:
         """Returns the usage since the last call of this method."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import as_completed
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trl_multiagent.environments.base import Outcome, scoring_context
@@ -65,11 +66,13 @@ def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence)
         outcome.extra[column] = value
 
 
+@dataclass
 class RoleReward:
     """A reward function that scores one agent, see [`role_reward`]."""
 
-    def __init__(self, role: str, function: Any, conversational: bool | None = None):
-        self.role, self.function, self.conversational = role, function, conversational
+    role: str
+    function: Any
+    conversational: bool | None = None
 
     @property
     def __name__(self) -> str:

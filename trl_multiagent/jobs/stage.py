@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trl_multiagent.jobs.distributed import check_agreement, fail_together
 MANIFEST = "stage.json"  # in the folder of a stage, written first
 
 
+@dataclass
 class Stage:
     """
     Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work
@@ -36,17 +38,15 @@ class Stage:
         advice (`str`, *optional*): What to do if the folder cannot be used, for messages.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        name: str,
-        settings: Mapping[str, Any],
-        state: PartialState | Accelerator,
-        free: Collection[str] = (),
-        advice: str = "choose another folder",
-    ):
-        self.folder, self.name, self.state, self.free, self.advice = folder, name, state, free, advice
-        self.settings: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    folder: Path
+    name: str
+    settings: dict[str, Any]
+    state: PartialState | Accelerator
+    free: Collection[str] = ()
+    advice: str = "choose another folder"
+
+    def __post_init__(self) -> None:
+        self.settings = json.loads(json.dumps(self.settings, default=str))
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

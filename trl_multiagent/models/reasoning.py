@@ -5,14 +5,13 @@ trace and the agent's own chat template get the whole completion.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 
 if TYPE_CHECKING:  # rewards for plain TRL read answers without torch
@@ -168,18 +167,6 @@ class CompletionReader:
 def written_call(call: Mapping[str, Any]) -> str:
     """Returns a call of a tool in the form of Qwen."""
     return f"<tool_call>{json.dumps(call)}</tool_call>"
-
-
-def python_calls(text: str) -> list[dict[str, Any]]:
-    """Reads a call in Python, or a list of calls, with named arguments. Raises an error of [`MALFORMED`]."""
-    body = ast.parse(text.strip(), mode="eval").body
-    calls = []
-    for call in cast(list[Any], body.elts if isinstance(body, ast.List) else [body]):
-        if call.args:
-            raise ValueError("Arguments must be named.")
-        arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
-        calls.append({"name": ast.unparse(call.func), "arguments": arguments})
-    return calls
 
 
 def last_message(text: str) -> str:

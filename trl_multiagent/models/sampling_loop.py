@@ -77,13 +77,13 @@ class StopStrings(StoppingCriteria):
         return ended.to(input_ids.device)
 
 
+@dataclass
 class EndTokens(StoppingCriteria):
     """
     Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`.
     """
 
-    def __init__(self, tokens: torch.Tensor):
-        self.tokens = tokens
+    tokens: torch.Tensor
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return (input_ids[:, -1:] == self.tokens.to(input_ids.device)).any(dim=1)
@@ -186,7 +186,10 @@ class SamplingLoop:
         processors = LogitsProcessorList(PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors)
         rows, length = self.first_rows(input_ids, config.pad_token_id), input_ids.size(1)
         result, logps, last = rows.ids.clone(), rows.numbers.clone(), rows.ids.size(1)
-        fixed = replays(input_ids.device) and self.can_be_fixed(model, processors)
+        # It needs neither a growing cache nor the tokens so far
+        fixed = (
+            replays(input_ids.device) and self.adds_masks(model) and all(isinstance(x, WARPERS) for x in processors)
+        )
         token = (FixedToken if fixed else GrowingToken)(self, model, rows, processors, config.do_sample)
         period, most_live = period_of(input_ids.device), MOST_LIVE_IN_GRAPHS if fixed else MOST_LIVE
         while length < last:
@@ -211,11 +214,12 @@ class SamplingLoop:
         self.numbers = logps
         return result[:, :length]
 
-    def can_be_fixed(self, model: PreTrainedModel, processors: LogitsProcessorList) -> bool:
-        """Returns whether a token needs neither a growing cache nor the tokens so far."""
-        layers = cast(Cache, self.cache).layers
-        roomy = takes_masks(model) and all(type(layer) is RoomyLayer for layer in layers)
-        return roomy and all(isinstance(x, WARPERS) for x in processors)
+    def adds_masks(self, model: PreTrainedModel) -> bool:
+        """
+        Returns whether attention adds a mask of the whole room to its scores. Otherwise, the model makes one again at
+        every token.
+        """
+        return takes_masks(model) and all(type(x) is RoomyLayer for x in cast(Cache, self.cache).layers)
 
     def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
         """
@@ -237,29 +241,23 @@ class SamplingLoop:
         )
 
 
+@dataclass
 class GrowingToken:
     """
     Samples the next token of each row, with keys and values that grow. The fastest form where a launch costs nothing.
     `scores` has the processed logits of the last token.
     """
 
-    scores: torch.Tensor
+    loop: SamplingLoop
+    model: PreTrainedModel
+    rows: Rows
+    processors: LogitsProcessorList
+    do_sample: bool
 
-    def __init__(
-        self,
-        loop: SamplingLoop,
-        model: PreTrainedModel,
-        rows: Rows,
-        processors: LogitsProcessorList,
-        do_sample: bool,
-    ):
-        self.loop, self.model, self.rows = loop, model, rows
-        self.processors, self.do_sample = processors, do_sample
-        self.prompt_length = loop.attention_mask.size(1)
+    def __post_init__(self) -> None:
+        self.prompt_length = self.loop.attention_mask.size(1)
         self.mask: torch.Tensor | None = None
-        self.padded = not bool(rows.mask.all())
-        # Attention adds such a mask as it is, so that the model does not make it again at every token
-        self.adds_mask = takes_masks(model) and all(type(x) is RoomyLayer for x in cast(Cache, loop.cache).layers)
+        self.padded = not bool(self.rows.mask.all())
         self.renew()
 
     def renew(self) -> None:
@@ -267,7 +265,8 @@ class GrowingToken:
         if self.loop.group is not None:
             self.loop.group.set_rows(self.rows.agents)
         if self.padded:
-            self.mask = additive(self.rows.mask, self.model.dtype) if self.adds_mask else self.rows.mask
+            adds = self.loop.adds_masks(self.model)
+            self.mask = additive(self.rows.mask, self.model.dtype) if adds else self.rows.mask
 
     def sample(self, length: int) -> None:
         """Samples a token of rows that have `length` tokens."""
@@ -401,26 +400,28 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     return tokens.squeeze(1)
 
 
+@dataclass
 class WithoutPadding(LogitsProcessor):
     """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
 
-    def __init__(self, processor: LogitsProcessor, attention_mask: torch.Tensor):
-        self.processor, self.is_padding = processor, attention_mask == 0
+    processor: LogitsProcessor
+    attention_mask: torch.Tensor
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         # Processors ignore tokens beyond the vocabulary
-        prompts = input_ids[:, : self.is_padding.size(1)].masked_fill(self.is_padding, scores.size(1))
-        shown = torch.cat([prompts, input_ids[:, self.is_padding.size(1) :]], dim=1)
+        prompts, completions = input_ids.tensor_split([self.attention_mask.size(1)], dim=1)
+        shown = torch.cat([prompts.masked_fill(self.attention_mask == 0, scores.size(1)), completions], dim=1)
         return self.processor(cast(torch.LongTensor, shown), scores)
 
 
+@dataclass
 class SeededChoice(LogitsProcessor):
     """
     Chooses tokens in transformers' own loop as [`choose`] does: sets the probability of all other tokens to zero.
     """
 
-    def __init__(self, numbers: torch.Tensor, prompt_length: int):
-        self.numbers, self.prompt_length = numbers, prompt_length
+    numbers: torch.Tensor
+    prompt_length: int
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         # On a GPU, `generate` may compute steps after the last one, and drop their tokens

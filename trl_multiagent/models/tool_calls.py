@@ -1,12 +1,13 @@
 """Reads the calls of tools in answers, in the forms that open models write."""
 
+import ast
 import contextlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
-from trl_multiagent.models.reasoning import MALFORMED, python_calls
+from trl_multiagent.models.reasoning import MALFORMED
 
 
 # What quotes a call: a block of code (of limited length, to keep the search fast), or code within a line
@@ -117,3 +118,15 @@ def from_text(text: str) -> Any:
         return JSON.decode(text)
     except ValueError:
         return text
+
+
+def python_calls(text: str) -> list[dict[str, Any]]:
+    """Reads a call in Python, or a list of calls, with named arguments. Raises an error of [`MALFORMED`]."""
+    body = ast.parse(text.strip(), mode="eval").body
+    calls = []
+    for call in cast(list[Any], body.elts if isinstance(body, ast.List) else [body]):
+        if call.args:
+            raise ValueError("Arguments must be named.")
+        arguments = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
+        calls.append({"name": ast.unparse(call.func), "arguments": arguments})
+    return calls

@@ -5,6 +5,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -119,11 +120,11 @@ class RewardProgressCallback(ProgressCallback):
             self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
 
 
+@dataclass
 class RewardLines(TrainerCallback):
     """Prints the same in a line per log. All other metrics are in the log of the run."""
 
-    def __init__(self, watched: Collection[str]):
-        self.watched = watched
+    watched: Collection[str]
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         found = shown_values(logs, self.watched)

@@ -73,11 +73,11 @@ class Seat(ABC):
         """Frees memory, because the seat does not play in this step."""
 
 
+@dataclass
 class FunctionSeat(Seat):
     """Plays a role with `function(item, prompt, history) -> str`, such as a simulated user, a tool or a referee."""
 
-    def __init__(self, function: Callable[[dict, Prompt, History], str]):
-        self.function = function
+    function: Callable[[dict, Prompt, History], str]
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         name, answers = f"The function `{function_name(self.function)}`, which plays {role!r},", []
@@ -93,14 +93,15 @@ class FunctionSeat(Seat):
         return {"function": function_name(self.function)}
 
 
+@dataclass
 class EndpointSeat(Seat):
     """
     Plays a role with a model behind an endpoint. Answers are kept on the disk, so a resumed run does not pay for them
     again.
     """
 
-    def __init__(self, client: EndpointClient, seed: int = 0):
-        self.client, self.seed = client, seed
+    client: EndpointClient
+    seed: int = 0
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
@@ -111,6 +112,7 @@ class EndpointSeat(Seat):
         return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
 
 
+@dataclass
 class Population(Seat):
     """
     Plays a role with one of several seats, drawn for each role, item and optimizer step. All episodes of an item have
@@ -118,8 +120,9 @@ class Population(Seat):
     returns all seats.
     """
 
-    def __init__(self, members: Callable[[int | None], Mapping[str, Seat]], description: Any, seed: int = 0):
-        self.members, self.description, self.seed = members, description, seed
+    members: Callable[[int | None], Mapping[str, Seat]]
+    description: Any
+    seed: int = 0
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         members = self.members(training_step())

@@ -332,11 +332,7 @@ def judge_nodes(
     environment: Environment,
     nodes: list[Node],
     evaluation: bool = False,
-    chat_roles: frozenset[str] = frozenset(),
-    trainer_state: Any = None,
-    metrics: dict[str, list[float]] | None = None,
-    reward_none: str = "error",
-    compared: bool = False,
+    **context: Any,
 ) -> list[list[Outcome]]:
     """
     Scores all joint actions of the nodes in one call of the environment, and returns the outcomes of each node.
@@ -345,8 +341,7 @@ def judge_nodes(
         environment ([`Environment`]): Scores the joint actions.
         nodes (`list[Node]`): Nodes with samples.
         evaluation (`bool`): Whether to call the environment's `evaluate` instead of its `score`.
-        chat_roles, trainer_state, metrics, reward_none: See [`~environments.base.ScoringContext`].
-        compared (`bool`): Whether rewards are only compared with the others of their item.
+        **context: Fields of the [`~environments.base.ScoringContext`], such as `chat_roles`.
 
     Raises:
         TaskError: See [`~environments.base.judge`]. Its `position` counts the joint actions of all nodes.
@@ -358,10 +353,8 @@ def judge_nodes(
     joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
     chosen = [node.chosen(index) for node in nodes for index in node.indices]
     ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
-    prompts = [node.prompts for node in owners]
-    numbers, trees = {} if metrics is None else metrics, [node.tree for node in owners]
-    own = environment if compared else None
-    with scoring(ScoringContext(prompts, ids, chat_roles, trainer_state, reward_none, numbers, trees, own)):
+    prompts, trees = [node.prompts for node in owners], [node.tree for node in owners]
+    with scoring(ScoringContext(prompts, ids, trees=trees, **context)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
 

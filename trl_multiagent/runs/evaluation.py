@@ -397,11 +397,12 @@ class TrainingCost(NamedTuple):
     generated_tokens: int
 
 
+@dataclass
 class StopWhenSpent(TrainerCallback):
     """Ends a training as soon as its trainer has counted at least as many env steps and generated tokens as `cost`."""
 
-    def __init__(self, trainer: RolloutTrainer, cost: TrainingCost):
-        self.trainer, self.cost = trainer, cost
+    trainer: RolloutTrainer
+    cost: TrainingCost
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         cost, trainer = self.cost, self.trainer

@@ -398,11 +398,12 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
     results |= {"env_step": trainer.env_step, "steps": trainer.state.global_step}
 
 
+@dataclass
 class RoundLog(TrainerCallback):
     """Logs facts about a round when its training begins."""
 
-    def __init__(self, trainer: Any, facts: dict[str, float]):
-        self.trainer, self.facts = trainer, facts
+    trainer: Any
+    facts: dict[str, float]
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # a resumed training has them in its log

@@ -362,17 +362,18 @@ class AgentTeam(nn.Module):
         for role, agent in self.agents.items():
             base, file = gguf_file_of(get_config_model_id(agent.config))
             is_adapter = role in self.adapted_roles
-            facts = {
-                "role": role,
-                "template_kwargs": sampler.template_kwargs(role),
-                "base": hub_id(base),
-                "base_revision": self.policies[role].peft_config[role].revision if is_adapter else None,
-                "gguf_file": file.get("gguf_file"),
-                "folder": self.folder(role),
-                "is_adapter": is_adapter,
-                "model_class": class_of(agent.config).__name__,
-            }
-            agents.append(facts)
+            agents.append(
+                {
+                    "role": role,
+                    "template_kwargs": sampler.template_kwargs(role),
+                    "base": hub_id(base),
+                    "base_revision": self.policies[role].peft_config[role].revision if is_adapter else None,
+                    "gguf_file": file.get("gguf_file"),
+                    "folder": self.folder(role),
+                    "is_adapter": is_adapter,
+                    "model_class": class_of(agent.config).__name__,
+                }
+            )
         return agents
 
     @property
@@ -468,9 +469,8 @@ class AgentTeam(nn.Module):
 
         with self.evaluating():
             episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
-        if are_texts:
-            no_outcome: Any = None
-            episodes = [[Turn(turn.prompts, turn.joint_action, no_outcome)] for (turn,) in episodes]
+        for (turn,) in episodes if are_texts else ():
+            turn.outcome = cast(Any, None)
         return episodes[0] if isinstance(item, str | Mapping) else episodes
 
     def end_tokens(self, role: str) -> list[int]:

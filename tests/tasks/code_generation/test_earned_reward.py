@@ -139,7 +139,7 @@ def test_rewards_that_another_environment_uses_are_not_estimated(sandbox):
         (EnvironmentWrapper(own), [4.0, 2.1]),
         (Doubled(reward_kind="earned", sandbox=sandbox), [8.0, 4.2]),
     ):
-        outcomes = judge_nodes(environment, nodes, compared=True)
+        outcomes = judge_nodes(environment, nodes, compared=environment)
         assert [x.reward for (x,) in outcomes] == pytest.approx(expected)
 
 

@@ -534,6 +534,7 @@ class CheckpointMixin(Trainer):
         return super()._finalize_training(trial, num_train_samples, time.time() - time.monotonic() + self._start_time)
 
 
+@dataclasses.dataclass
 class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.
@@ -544,9 +545,8 @@ class CheckpointCallback(TrainerCallback):
     same moment.
     """
 
-    def __init__(self, trainer: CheckpointMixin):
-        self.trainer = trainer
-        self.save_is_due = False
+    trainer: CheckpointMixin
+    save_is_due: bool = False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         self.trainer._begin_training()

@@ -136,31 +136,29 @@ def rollout_totals(
             values["frac_reward_zero_std"] += map(float, map(are_equal, groups_of(nodes)))
     sums = Counter({f"reward/{name}": value for name, value in scoring.items()})
     texts: dict[str, Counter[bytes]] = {role: Counter() for role in end_tokens}
-    for role, node in itertools.product(end_tokens, itertools.chain(*turns)):
-        if role not in node.samples:
-            continue
-        samples = node.samples[role]
-        lengths = [len(ids) for ids in samples.completion_ids]
-        clipped = [float(not samples.is_finished(g, end_tokens[role])) for g in range(len(lengths))]
-        values[f"agents/{role}/completions/mean_length"] += lengths
-        values[f"agents/{role}/completions/clipped_ratio"] += clipped
-        long = [ids for ids in samples.completion_ids if len(ids) >= LONG]
-        values[f"agents/{role}/completions/repetition"] += map(repetition, long)
-        if samples.dropped_turns is not None and node.history:
-            values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
-        sums["num_tokens"] += len(lengths) * len(samples.prompt_ids) + sum(lengths)
-        sums["generated_tokens"] += sum(lengths)
-        texts[role].update(map(digest, samples.texts))
+    for role, ends in end_tokens.items():
+        own = acting(role, [*itertools.chain(*turns)])
+        sums[f"items/{role}"] = len({node.tree for node in own})
+        for node in own:
+            samples = node.samples[role]
+            lengths = [len(ids) for ids in samples.completion_ids]
+            clipped = [float(not samples.is_finished(g, ends)) for g in range(len(lengths))]
+            values[f"agents/{role}/completions/mean_length"] += lengths
+            values[f"agents/{role}/completions/clipped_ratio"] += clipped
+            long = [ids for ids in samples.completion_ids if len(ids) >= LONG]
+            values[f"agents/{role}/completions/repetition"] += map(repetition, long)
+            if samples.dropped_turns is not None and node.history:
+                values[f"agents/{role}/history/dropped_turns"].append(float(samples.dropped_turns))
+            sums["num_tokens"] += len(lengths) * len(samples.prompt_ids) + sum(lengths)
+            sums["generated_tokens"] += sum(lengths)
+            texts[role].update(map(digest, samples.texts))
     for name, numbers in (logged or {}).items():
         if name in values or name in TRAINER_METRICS:
             raise TaskError(
                 f"A reward function logged the metric {name!r}, a name that the trainer uses: choose another."
             )
         values[name] += numbers
-    totals = {name: Total.of(x) for name, x in values.items() if x}
-    for role in end_tokens:
-        sums[f"items/{role}"] = len({node.tree for nodes in turns for node in acting(role, nodes)})
-    return RolloutTotals(totals, sums, texts)
+    return RolloutTotals({name: Total.of(x) for name, x in values.items() if x}, sums, texts)
 
 
 def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:

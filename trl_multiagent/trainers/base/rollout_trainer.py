@@ -296,11 +296,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                     self.environment,
                     nodes,
                     evaluation,
-                    self.sampler.chat_roles,
-                    self.state,
-                    self.observer.reported,
-                    self.args.reward_none,
-                    self._only_compares_rewards and not evaluation,
+                    chat_roles=self.sampler.chat_roles,
+                    trainer_state=self.state,
+                    metrics=self.observer.reported,
+                    reward_none=self.args.reward_none,
+                    compared=self.environment if self._only_compares_rewards and not evaluation else None,
                 )
             except TaskError as error:
                 if error.position is None:
