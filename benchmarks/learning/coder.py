@@ -3,7 +3,7 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
 
     python -m benchmarks.learning.coder --folder runs                     # every row that is not there yet
     python -m benchmarks.learning.coder untrained trained --folder runs   # these two
-    python -m benchmarks.learning.coder --model path.gguf --override magrpo.max_steps=10 --folder runs
+    python -m benchmarks.learning.coder --model path.gguf --arguments max_steps=10 --folder runs
     python -m benchmarks.learning.coder --show --folder runs              # the table as far as it is measured
     python -m benchmarks.learning.coder --answers 10 --show --folder runs # with answers before and after
     python -m benchmarks.learning.coder --smoke                           # seconds: whether it runs
@@ -13,7 +13,7 @@ recipes/code_generation/prompts.py; `trained` is that team after `magrpo_che_cod
 one agent. All answer the 16 held-out problems of CoopHumanEval once, greedily. Both rewards are computed from the same
 answers. Intervals (95 %) are over problems; those of differences are Student's, over the differences of each problem.
 
-A training that was interrupted goes on from its last checkpoint. `--override` holds for trainings, and makes no
+A training that was interrupted goes on from its last checkpoint. `--arguments` go to both trainers, and make no
 difference to rows that are there. A row that is not there is marked.
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
-    parser.add_argument("--override", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the trainings")
+    parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
     parser.add_argument("--tokens", type=int, default=96, help="longest answer of an evaluation (default: 96)")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--answers", type=int, default=0, help="answers to show, before and after the training")
@@ -80,7 +80,7 @@ def main() -> None:
             tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
             tokenizer.save_pretrained(folder / "model")
             options.model, options.tokens, options.rows = str(folder / "model"), 4, ["untrained", "trained"]
-            options.override += ["magrpo.max_steps=1", "magrpo.max_completion_length=4"]
+            options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
             measure(row, options, folder)
         found = {row: episodes_of(folder / row) for row in ROWS}
@@ -100,8 +100,9 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
         return
     changes = ["--config", config, "--override", f"agent_model.name={options.model}", *changes]
     if is_trained and not (run / "team.json").is_file():
-        more = [*options.override, f"{section}.output_dir={run}", f"{section}.disable_tqdm=true"]
-        run_recipe(section, TASKS, [*changes, *more, "--resume_from_checkpoint", "auto"], "benchmark")
+        arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
+        changes_of_run = [*changes, *[f"{section}.{argument}" for argument in arguments]]
+        run_recipe(section, TASKS, [*changes_of_run, "--resume_from_checkpoint", "auto"], "benchmark")
     sampling = ["--num_episodes", "1", "--temperature", "0", "--max_completion_length", str(options.tokens)]
     team = str(run) if is_trained else options.model
     run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder / row)], "benchmark")

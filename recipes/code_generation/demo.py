@@ -11,7 +11,7 @@ from trl_multiagent import cli
 from trl_multiagent.configs.recipes.real.demo import UNTRAINED, talks_of
 
 
-CONFIG = "magrpo_che_coder"
+CONFIG = "magrpo_demo_coder"
 HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 
 
@@ -25,7 +25,7 @@ def main(arguments: list[str], model: str = HUB, folder: Path = Path("outputs/de
     minutes = (time.monotonic() - start) / 60
     run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
     for team, output in ((model, UNTRAINED), (str(run), "evaluation")):
-        options = ["--config", str(run / "config.yaml"), "--split", f"[:{items}]", "--num_episodes", "1"]
+        options = ["--config", str(run / "config.yaml"), "--split", f"test[:{items}]", "--num_episodes", "1"]
         cli.main(["evaluate", team, *options, "--temperature", "0", "--output_dir", str(run / output)])
     print(summary(run), f"The training took {minutes:.0f} minutes.", f"Report: {run / 'report.html'}", sep="\n")
 

@@ -8,6 +8,9 @@ reading each other's code.
     prompt_files:
       aux: trl_multiagent.configs.recipes.code_generation.prompts:aux
       main: trl_multiagent.configs.recipes.code_generation.prompts:main  # of an agent that works alone: `alone`
+
+`list_aux`, `list_main` and `list_alone` are for the small problems of the demo, of which each takes a list or a text
+apart. Their helper returns a list.
 """
 
 import ast
@@ -28,35 +31,77 @@ SOLVED = (
         "def days_of_year(year):\n    if aux(year):\n        return 366\n    return 365",
     ),
 )
+LISTS = (
+    (
+        "total_tenfold_big(xs)",
+        "Keep the numbers above 20, multiply each by 10, return the total of them.",
+        "def aux(xs):\n    return [x for x in xs if x > 20]",
+        "def total_tenfold_big(xs):\n    return sum(x * 10 for x in aux(xs))",
+    ),
+    (
+        "middle_half_fours(xs)",
+        "Find the middle one of the halves of the multiples of 4 in xs.",
+        "def aux(xs):\n    return [x for x in xs if x % 4 == 0]",
+        "def middle_half_fours(xs):\n    ys = [y // 2 for y in aux(xs)]\n    return ys[len(ys) // 2]",
+    ),
+)
 HELPER = "x is one element of the list, or else the argument. Code only."
+ALONE = "Write `{call}`. Code only."
 
 
 def aux(item):
     """Returns the first messages of the agent that writes the helper."""
-    return chat(item, f"Write the helper `aux(x)` of `{{call}}`: {HELPER}", lambda aux, main: aux)
+    return chat(SOLVED, *told(item), f"Write the helper `aux(x)` of `{{call}}`: {HELPER}", helper)
 
 
 def main(item):
     """Returns the first messages of the agent that writes the requested function."""
     request = f"Write `{{call}}` with calls of `aux(x)`, which your partner writes: {HELPER}"
-    return chat(item, request, lambda aux, main: main)
+    return chat(SOLVED, *told(item), request, requested)
 
 
 def alone(item):
     """Returns the first messages of an agent that writes all by itself."""
-    return chat(item, "Write `{call}`. Code only.", lambda aux, main: f"{aux}\n\n\n{main}")
+    return chat(SOLVED, *told(item), ALONE, both)
 
 
-def chat(item, request, answer):
-    """Returns the solved problems and the item as messages."""
+def list_aux(item):
+    return chat(
+        LISTS, *told_in_short(item), "Write a helper `aux` for `{call}` that returns a list. Code only.", helper
+    )
+
+
+def list_main(item):
+    request = "Write `{call}` with calls of `aux`, a helper of your partner that returns a list. Code only."
+    return chat(LISTS, *told_in_short(item), request, requested)
+
+
+def list_alone(item):
+    return chat(LISTS, *told_in_short(item), ALONE, both)
+
+
+def helper(aux, main):
+    return aux
+
+
+def requested(aux, main):
+    return main
+
+
+def both(aux, main):
+    return f"{aux}\n\n\n{main}"
+
+
+def chat(solved, call, task, request, answer):
+    """Returns the solved problems and an item as messages."""
     messages = []
-    for call, task, *codes in SOLVED:
-        messages += [question(call, task, request), {"role": "assistant", "content": answer(*codes)}]
-    return [*messages, question(*told(item), request)]
+    for solved_call, solved_task, *codes in solved:
+        messages += [question(solved_call, solved_task, request), {"role": "assistant", "content": answer(*codes)}]
+    return [*messages, question(call, task, request)]
 
 
 def question(call, task, request):
-    return {"role": "user", "content": f"Task: {task}\n{request.format(call=call)}"}
+    return {"role": "user", "content": f"{task}\n{request.format(call=call)}"}
 
 
 def told(item):
@@ -68,3 +113,9 @@ def told(item):
     (function,) = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == item["entry_point"]][-1:]
     task = "\n".join(line.strip() for line in (ast.get_docstring(function) or "").split("\n"))
     return f"{function.name}({ast.unparse(function.args)})", task
+
+
+def told_in_short(item):
+    """Returns the same without examples."""
+    call, task = told(item)
+    return call, task.partition("\n")[0]

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
+from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 
 
@@ -235,18 +236,23 @@ def problem_of(item: dict) -> Problem:
     return problems_by_name()[item["entry_point"]]
 
 
+def demo_rows(split: str) -> list[dict]:
+    """Returns the rows of the split `"train"` or `"test"`."""
+    variants = 1 if split == "test" else VARIANTS
+    problems = demo_problems(split)
+    return [problem.item(variant) for variant in range(variants) for problem in problems]
+
+
 def demo_dataset(split: str) -> Dataset:
     """
     Returns the demo's problems in the schema of HumanEval: task_id, prompt, entry_point, test, canonical_solution.
 
     Args:
-        split (`str`): `"train"` (1158 rows: 386 combinations in three variants of inputs and wording) or `"test"` (96
-            rows, one for each of the combinations that are not in `"train"`).
+        split (`str`): Rows of `"train"` (1158: 386 combinations in three variants of inputs and wording) or of
+            `"test"` (96, one for each of the combinations that are not in `"train"`), such as `"test[:32]"`.
     """
-    variants = 1 if split == "test" else VARIANTS
-    problems = demo_problems(split)
-    rows = [problem.item(variant) for variant in range(variants) for problem in problems]
-    return make_dataset(rows, "the demo")
+    sizes = {"train": VARIANTS * len(demo_problems("train")), "test": HELD_OUT}
+    return make_dataset(generated_rows(demo_rows, sizes, split), "the demo")
 
 
 def demo_prompts(item: dict) -> dict[str, str]:

@@ -55,8 +55,9 @@ class DemoDataset(code_generation.CodeDataset):
 
 
 def is_demo_run(settings: TaskSettings) -> bool:
-    """Returns whether the run uses the demo's problems and two agents."""
-    return settings.dataset.name == NAME and settings.num_agents == 2
+    """Returns whether the run uses the demo's problems and prompts, and two agents."""
+    has_prompts = bool(settings.sections["prompt_files"].given())
+    return settings.dataset.name == NAME and settings.num_agents == 2 and not has_prompts
 
 
 def make_environment(settings: TaskSettings) -> Environment:

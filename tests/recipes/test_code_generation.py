@@ -14,6 +14,7 @@ from scripts import algorithm_of
 
 from trl_multiagent import AgentTeam
 from trl_multiagent.configs.recipes.code_generation import demo, prompts
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun
 from trl_multiagent.tasks.code_generation.data import TASK, load_code_dataset
@@ -125,18 +126,27 @@ def test_prompts_for_small_models_tell_the_task_in_prose_after_solved_problems(n
         assert all("def " not in chat[-1]["content"] for chat in chats)
         assert all(f"`{item['entry_point']}(" in chat[-1]["content"] for chat in chats)
     told = prompts.main(PROBLEM)[-1]["content"]
-    assert told.startswith("Task: Double x.\n") and "`f(x)` with calls of `aux(x)`" in told
-    assert prompts.main({**PROBLEM, "prompt": "Result: it fails"})[-1]["content"].startswith(
-        "Task: Result: it fails\n"
-    )
+    assert told.startswith("Double x.\n") and "`f(x)` with calls of `aux(x)`" in told
+    assert prompts.main({**PROBLEM, "prompt": "Result: it fails"})[-1]["content"].startswith("Result: it fails\n")
+
+
+def test_prompts_for_small_problems_leave_out_examples():
+    for item in demo_dataset("test"):
+        for chat in (prompts.list_aux(item), prompts.list_main(item), prompts.list_alone(item)):
+            task, asked = chat[-1]["content"].split("\n")
+            assert task in item["prompt"] and f"`{item['entry_point']}(" in asked
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [(([6, 8, 28], 2000), ([6, 28], 366)), (([0, 1], 1900), ([], 365)), (([], 2023), ([], 365))],
+    [
+        (([6, 8, 28], 2000, [21, 5, 30], [8, 3, 12, 4]), ([6, 28], 366, 510, 6)),
+        (([0, 1], 1900, [], [4]), ([], 365, 0, 2)),
+        (([], 2023, [20], [2, 16]), ([], 365, 0, 8)),
+    ],
 )
 def test_the_solved_problems_are_right(values, expected):
-    for (_, _, aux, main), value, right in zip(prompts.SOLVED, values, expected, strict=True):
+    for (_, _, aux, main), value, right in zip(prompts.SOLVED + prompts.LISTS, values, expected, strict=True):
         names = {}
         exec(f"{aux}\n{main}", names)
         assert names[main[4 : main.index("(")]](value) == right
@@ -150,8 +160,8 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
     demo.main(["--override", *settings], str(tmp_path / "model"), tmp_path / "run", items=1)
     shown = capsys.readouterr().out.partition("Before and after")[2]
     words = [
-        "x_or_y",
-        "--- before: 0 of 5 tests pass, main does not use aux",
+        "sum_negate_threes",
+        "--- before: 0 of 8 tests pass, main does not use aux",
         "--- after: ",
         "# aux",
         "minutes",
