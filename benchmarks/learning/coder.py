@@ -2,16 +2,19 @@
 What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together, on held-out problems.
 
     python -m benchmarks.learning.coder --folder runs                     # every row that is not there yet
-    python -m benchmarks.learning.coder untrained trained --folder runs   # these two
+    python -m benchmarks.learning.coder small_untrained small_trained --folder runs
     python -m benchmarks.learning.coder --model path.gguf --arguments max_steps=10 --folder runs
     python -m benchmarks.learning.coder --show --folder runs              # the table as far as it is measured
     python -m benchmarks.learning.coder --answers 10 --show --folder runs # with answers before and after
     python -m benchmarks.learning.coder --smoke                           # seconds: whether it runs
 
-A row is a policy. `published` and `untrained` are the untrained team with the published prompts and with those of
-recipes/code_generation/prompts.py; `trained` is that team after `magrpo_che_coder`; `alone` and `alone_trained` are
-one agent. All answer the 16 held-out problems of CoopHumanEval once, greedily. Both rewards are computed from the same
-answers. Intervals (95 %) are over problems; those of differences are Student's, over the differences of each problem.
+A row is a policy. On the first 32 held-out problems of the demo, `small_untrained` is the untrained team with the
+prompts of recipes/code_generation/prompts.py, and `small_trained` is this team after `magrpo_demo_coder`, also with
+two more seeds; `small_alone` and `small_alone_trained` are one agent. On the 16 held-out problems of CoopHumanEval,
+`published` and `untrained` are the untrained team with the published prompts and with ours, and `trained` is the
+latter after `magrpo_che_coder`; `alone` and `alone_trained` are one agent. All answer once, greedily. Both rewards are
+computed from the same answers. Intervals (95 %) are over problems; intervals of differences are Student's, over the
+differences of each problem.
 
 A training that was interrupted goes on from its last checkpoint. `--arguments` go to both trainers, and make no
 difference to rows that are there. A row that is not there is marked.
@@ -33,7 +36,14 @@ from trl_multiagent.runs.run import run_recipe
 
 
 # Name of each row -> its configuration, its changes, and whether it is trained
+SMALL = ["dataset.eval_split=test[:32]"]
 ROWS: dict[str, tuple[str, list[str], bool]] = {
+    "small_untrained": ("magrpo_demo_coder", SMALL, False),
+    "small_trained": ("magrpo_demo_coder", SMALL, True),
+    "small_trained_2": ("magrpo_demo_coder", [*SMALL, "seed=2"], True),
+    "small_trained_3": ("magrpo_demo_coder", [*SMALL, "seed=3"], True),
+    "small_alone": ("grpo_demo_coder", SMALL, False),
+    "small_alone_trained": ("grpo_demo_coder", SMALL, True),
     "published": ("magrpo_che_coder", ["prompt_files.aux=null", "prompt_files.main=null"], False),
     "untrained": ("magrpo_che_coder", [], False),
     "trained": ("magrpo_che_coder", [], True),
@@ -45,6 +55,9 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
     ),
 }
 COMPARED = (
+    *(("small_untrained", f"small_trained{seed}") for seed in ("", "_2", "_3")),
+    ("small_alone", "small_alone_trained"),
+    ("small_alone_trained", "small_trained"),
     ("published", "untrained"),
     ("untrained", "trained"),
     ("alone", "alone_trained"),
@@ -63,7 +76,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
     parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
-    parser.add_argument("--tokens", type=int, default=96, help="longest answer of an evaluation (default: 96)")
+    parser.add_argument("--tokens", type=int, help="longest answer of an evaluation (default: as in training)")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--answers", type=int, default=0, help="answers to show, before and after the training")
     parser.add_argument("--smoke", action="store_true", help="seconds: one step of a tiny random model")
@@ -79,15 +92,21 @@ def main() -> None:
             tokenizer = byte_tokenizer()
             tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
             tokenizer.save_pretrained(folder / "model")
-            options.model, options.tokens, options.rows = str(folder / "model"), 4, ["untrained", "trained"]
+            options.model, options.tokens, options.rows = (
+                str(folder / "model"),
+                4,
+                ["small_untrained", "small_trained"],
+            )
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
             measure(row, options, folder)
         found = {row: episodes_of(folder / row) for row in ROWS}
         for line in [*table(found, folder), "", *differences(found)]:
             print(line)
-        for before, after in [*zip(found["untrained"], found["trained"], strict=False)][: options.answers]:
-            print("\n".join(["", before["id"], *answers("before", before), *answers("after", after)]))
+        for kind in ("small_", ""):
+            pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
+            for before, after in pairs[: options.answers]:
+                print("\n".join(["", before["id"], *answers("before", before), *answers("after", after)]))
         numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
     options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
 
@@ -103,7 +122,8 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         changes_of_run = [*changes, *[f"{section}.{argument}" for argument in arguments]]
         run_recipe(section, TASKS, [*changes_of_run, "--resume_from_checkpoint", "auto"], "benchmark")
-    sampling = ["--num_episodes", "1", "--temperature", "0", "--max_completion_length", str(options.tokens)]
+    sampling = ["--num_episodes", "1", "--temperature", "0"]
+    sampling += ["--max_completion_length", str(options.tokens)] if options.tokens else []
     team = str(run) if is_trained else options.model
     run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder / row)], "benchmark")
 
