@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import json
 import re
 import sys
 import textwrap
@@ -153,6 +154,23 @@ def test_the_picture_of_the_trainers_is_drawn_by_its_script(tmp_path):
     exec(script.read_text(), names)
     names["draw"]({name: [[0.5] * names["STEPS"]] * 3 for name in names["NAMES"]}, tmp_path / "picture.png")
     assert imread(tmp_path / "picture.png").shape == imread(script.with_name("trainers.png")).shape
+
+
+def test_the_picture_of_code_is_drawn_by_its_script(tmp_path):
+    metrics = {"passed": 1.0, "tests_passed": 8.0, "tests_total": 8.0}
+    said = {"aux": "def aux(xs):\n    return xs", "main": "def f(xs):\n    return aux(xs)"}
+    turn = {"prompts": {"main": [{"content": "Return xs.\nWrite it."}]}, "completions": said, "metrics": metrics}
+    for row in ("small_untrained", "small_trained"):
+        folder = tmp_path / row / "transcripts" / "run"
+        folder.mkdir(parents=True)
+        (folder / "transcripts.jsonl").write_text(f"{json.dumps({'turns': [turn]})}\n" * 2)
+    (tmp_path / "small_trained" / "run").mkdir()
+    (tmp_path / "small_trained" / "run" / "log.jsonl").write_text('{"reward": 1.5}\n{"reward": 2.5}\n{"loss": 0}\n')
+    script = ROOT / "docs" / "images" / "make_code.py"
+    names = {"__name__": "script", "__file__": str(script)}
+    exec(script.read_text(), names)
+    names["draw"](tmp_path, tmp_path / "picture.png")
+    assert imread(tmp_path / "picture.png").shape == imread(script.with_name("code.png")).shape
 
 
 SHOWN = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
