@@ -163,7 +163,7 @@ def test_the_picture_of_code_is_drawn_by_its_script(tmp_path):
     for row in ("small_untrained", "small_trained"):
         folder = tmp_path / row / "transcripts" / "run"
         folder.mkdir(parents=True)
-        (folder / "transcripts.jsonl").write_text(f"{json.dumps({'turns': [turn]})}\n" * 2)
+        (folder / "transcripts.jsonl").write_text(f"{json.dumps({'turns': [turn]})}\n" * 4)
     (tmp_path / "small_trained" / "run").mkdir()
     (tmp_path / "small_trained" / "run" / "log.jsonl").write_text('{"reward": 1.5}\n{"reward": 2.5}\n{"loss": 0}\n')
     script = ROOT / "docs" / "images" / "make_code.py"

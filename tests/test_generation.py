@@ -13,8 +13,9 @@ from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.models import generation, sampling_loop
 from trl_multiagent.models.generation import Agents, generate_groups
+from trl_multiagent.models.other_loop import SeededChoice
 from trl_multiagent.models.pretrained import TooLongError, check_length
-from trl_multiagent.models.sampling_loop import FixedToken, GrowingToken, SeededChoice, StopStrings
+from trl_multiagent.models.sampling_loop import FixedToken, GrowingToken, StopStrings
 from trl_multiagent.models.shared_prompts import RoomyLayer
 
 from tiny import ARCHITECTURES, byte_tokenizer, count_reward, other_model, tiny_llama
@@ -27,6 +28,7 @@ def config(**changes):
 
 
 PROMPTS = [[65, 66, 67], [68] * 9, [70], [71, 72]]
+ALIKE = [[*range(40, 60), *rest] for rest in ([70], [71, 72], [73] * 4, [71, 74])]
 GREEDY = config(do_sample=False, temperature=None, top_p=None, top_k=None)
 
 
@@ -40,13 +42,26 @@ def count_calls(model, monkeypatch):
     return calls
 
 
+@pytest.mark.parametrize("prompts", [PROMPTS, ALIKE], ids=["different", "alike"])
 @pytest.mark.parametrize("architecture", ["llama", *ARCHITECTURES])
-def test_greedy_groups_equal_plain_generate(architecture):
+def test_greedy_groups_equal_plain_generate(architecture, prompts):
     """Models with learned positions, and models whose cache keeps only a window."""
     model = tiny_llama() if architecture == "llama" else other_model(architecture)
-    for prompt, group in zip(PROMPTS, generate_groups(model, PROMPTS, seeds_of(2), GREEDY), strict=True):
+    for prompt, group in zip(prompts, generate_groups(model, prompts, seeds_of(2), GREEDY), strict=True):
         plain = model.generate(input_ids=torch.tensor([prompt]), generation_config=GREEDY)[0, len(prompt) :].tolist()
         assert group == [plain] * 2
+
+
+@pytest.mark.parametrize("agents", [1, 2])
+def test_what_prompts_of_an_agent_begin_with_is_read_once(agents):
+    model, shapes = tiny_llama(), []
+    model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    numbers = [k % agents for k in range(len(ALIKE))]
+    generate_groups(model, ALIKE, seeds_of(2), GREEDY, None, Agents([[256]] * agents), numbers)
+    # All tokens but the last ones of prompts. Each prompt reads the last token that it shares with another once more
+    assert shapes[0] == {1: (1, 20 + 2 + 1 + 4), 2: (2, 20 + 4)}[agents]
 
 
 def test_minimal_lengths_are_kept_by_our_own_loop(monkeypatch):
@@ -327,7 +342,7 @@ def test_a_number_chooses_by_the_cumulative_probability():
     """1.0 included, and never a token without probability."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -torch.inf]])
     numbers = torch.linspace(0, 1, 2001)[:, None]  # as random numbers of many rows, 1.0 included
-    choice = SeededChoice(numbers, prompt_length=1)
+    choice = SeededChoice(numbers, 1, sampling_loop.choose)
     chosen = choice(torch.zeros(2001, 1, dtype=torch.long), logits.expand(2001, -1)).argmax(dim=1)
     shares = torch.bincount(chosen, minlength=4) / 2001
     assert torch.allclose(shares, logits.softmax(dim=-1)[0], atol=1e-3) and shares[3] == 0

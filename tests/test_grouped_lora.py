@@ -62,6 +62,7 @@ TEAMS = {
 }
 
 
+ALIKE = {role: [[*range(65, 77), *rest] for rest in ([k], [k, 72])] for k, role in enumerate(ROLES, 78)}
 PROMPTS = {"aux": [[65, 66, 67], [68]], "main": [[65, 66, 67], [70, 71]], "checker": [[72, 73], [74, 75, 76, 77]]}
 
 
@@ -83,6 +84,7 @@ SAMPLING = {
     "temperature": ({"temperature": 2.0}, None, 1),
     "several calls": ({}, 30, 1),
     "other loop": ({"typical_p": 0.9}, None, 1),
+    "prompts alike": ({"temperature": 2.0}, None, 1),
     "much padding": ({"max_new_tokens": 1}, None, 3),
     "beams": ({"num_beams": 2, "do_sample": False}, None, 3),
 }
@@ -107,7 +109,8 @@ def test_completions(name, settings):
     generator = TransformersGenerator(team, arguments, budget, stops, seed=3)
     nodes = {role: [Node({}, (), {}, tree=k) for k in range(2)] for role in team.roles}
     num_generations = 1 if num_calls == 3 else 20 if settings == "temperature" else 5
-    turn = TurnPrompts(nodes, {role: PROMPTS[role] for role in team.roles}, num_generations)
+    prompts = ALIKE if settings == "prompts alike" else PROMPTS
+    turn = TurnPrompts(nodes, {role: prompts[role] for role in team.roles}, num_generations)
     joint = generator.generate(turn)
     assert len(generator.calls(turn)) == (num_calls if num_calls == 3 else TEAMS[name][1])
     with mock.patch.object(generator, "calls", lambda turn: [[role] for role in turn.prompt_ids]):

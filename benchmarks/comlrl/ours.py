@@ -84,7 +84,8 @@ with tempfile.TemporaryDirectory() as output_dir:
     trainer._judge = steps.timed("generate", trainer._judge)
     trainer._score = steps.timed("reward", trainer._score)
     # Parts of generate and update, for the profile
-    generation.prompt_cache = steps.timed("prompts", generation.prompt_cache)
+    generation.read_packed = steps.timed("prompts", generation.read_packed)
+    generation.read_padded = steps.timed("prompts", generation.read_padded)
     SamplingLoop.run = steps.timed("tokens", SamplingLoop.run)
     trainer.compute_loss = steps.timed("forward", trainer.compute_loss)
     trainer.accelerator.backward = steps.timed("backward", trainer.accelerator.backward)

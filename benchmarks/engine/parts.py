@@ -69,7 +69,7 @@ from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prom
 from trl_multiagent.folders import LOG_FILE
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.sampling_loop import GPU_PERIOD, SamplingLoop
-from trl_multiagent.models.shared_prompts import prompt_cache
+from trl_multiagent.models.shared_prompts import read_padded, repeat_prompts
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.team.agent_team import run_agent
@@ -124,9 +124,10 @@ def with_generate(model: PreTrainedModel, prompts: list[list[int]], config: Gene
     ids = pad(tensors, padding_value=config.pad_token_id, padding_side="left")
     mask = pad([torch.ones_like(x) for x in tensors], padding_value=0, padding_side="left")
     owners, length = torch.arange(len(prompts)).repeat_interleave(COMPLETIONS), ids.size(1)
-    prompt_layers = prompt_cache(model, ids, mask, owners, length).layers
+    prompt_cache = read_padded(model, ids, mask)
+    repeat_prompts(prompt_cache, owners, length)
     cache = StaticCache(config=model.config, max_cache_len=length + config.max_new_tokens)
-    for k, layer in enumerate(prompt_layers):
+    for k, layer in enumerate(prompt_cache.layers):
         cache.update(layer.keys, layer.values, k)
     inputs = {"input_ids": ids[owners], "attention_mask": mask[owners], "past_key_values": cache}
     output = model.generate(**inputs, generation_config=config)[:, length:]

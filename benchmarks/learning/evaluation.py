@@ -164,7 +164,8 @@ def print_speed() -> None:
 
         return wrapper
 
-    generation.prompt_cache = timed("prompts", generation.prompt_cache)
+    generation.read_packed = timed("prompts", generation.read_packed)
+    generation.read_padded = timed("prompts", generation.read_padded)
     SamplingLoop.run = timed("tokens", SamplingLoop.run)
     for episodes in (1, 10):
         seconds: dict[int, list[float]] = {1: [], 8: [], 16: [], 64: []}

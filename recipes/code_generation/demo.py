@@ -17,7 +17,7 @@ HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 
 def main(arguments: list[str], model: str = HUB, folder: Path = Path("outputs/demo-code"), items: int = 3) -> None:
     start, override = time.monotonic(), arguments if "--override" in arguments else [*arguments, "--override"]
-    settings = ["magrpo.max_steps=10", *override[override.index("--override") + 1 :]]
+    settings = override[override.index("--override") + 1 :]
     settings += [f"output.base_dir={folder}", f"agent_model.name={model}"]
     cli.main(
         ["train", "magrpo", "--config", CONFIG, *override[: override.index("--override")], "--override", *settings]

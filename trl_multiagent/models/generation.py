@@ -17,9 +17,10 @@ from transformers.utils import logging
 from trl.trainer.utils import pad
 
 from trl_multiagent.models.grouped_lora import Stacked
+from trl_multiagent.models.packing import read_packed
 from trl_multiagent.models.pretrained import without_router_logits
 from trl_multiagent.models.sampling_loop import SamplingLoop, StopStrings
-from trl_multiagent.models.shared_prompts import can_continue_cache, prompt_cache
+from trl_multiagent.models.shared_prompts import can_continue_cache, read_padded, repeat_prompts
 
 
 logger = logging.get_logger(__name__)
@@ -60,8 +61,8 @@ def generate_groups(
     Samples completions of each prompt, one per seed. A completion depends on its prompt and its seed alone, up to
     rounding.
 
-    Each prompt is read once, see [`~shared_prompts.prompt_cache`]. Prompts are padded on the left. If the budget
-    requires several calls, prompts of similar length share a call.
+    Each prompt is read once, and so is what prompts of an agent begin with, see [`~packing.read_packed`]. Prompts are
+    padded on the left. If the budget requires several calls, prompts of similar length share a call.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): The agent.
@@ -138,13 +139,14 @@ def _generate(
     mode, loop = config.get_generation_mode(), None
     if mode in (GenerationMode.SAMPLE, GenerationMode.GREEDY_SEARCH):
         cache = None
-        if group is not None:
-            group.set_rows(numbers)
         if can_continue_cache(model) and not config.cache_implementation:
-            room = (
-                -(-(length + config.max_new_tokens) // 16) * 16
-            )  # masks of other widths are copied by attention kernels
-            cache = prompt_cache(model, input_ids, attention_mask, owners, room)
+            cache = read_packed(model, prompt_ids, numbers, group)
+            if cache is None:
+                if group is not None:
+                    group.set_rows(numbers)
+                cache = read_padded(model, input_ids, attention_mask)
+            # Attention kernels copy masks of other widths
+            repeat_prompts(cache, owners, -(-(length + config.max_new_tokens) // 16) * 16)
         rngs = [np.random.default_rng(seed) for prompt_seeds in seeds for seed in prompt_seeds]
         drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:

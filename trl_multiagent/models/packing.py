@@ -1,5 +1,5 @@
 """
-Computes the common tokens of several sequences of an update only once.
+Computes the common tokens of several sequences only once: of an update, and of the prompts before sampling.
 
 A packed row holds sequences as a tree: siblings share their prompt, and the prompts of later turns share earlier
 turns, as far as the token ids agree. A 4-dimensional attention mask limits a token to the tokens of its own sequence,
@@ -16,9 +16,11 @@ from typing import Any, cast
 import torch
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
+from trl.trainer.utils import pad as pad_left
 
+from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.shared_prompts import can_continue_cache, product_dtype, takes_masks
 
 
@@ -257,6 +259,52 @@ def joined(agents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tens
             inputs[name] = torch.cat([pad(x[name], side, value=value) for x, side in zip(agents, sides, strict=True)])
     inputs["shift_labels"] = torch.cat([x["shift_labels"] for x in agents], dim=1)
     return inputs, torch.cat(places)
+
+
+def read_packed(
+    model: PreTrainedModel, prompts: Sequence[list[int]], agents: torch.Tensor, group: Stacked | None = None
+) -> DynamicCache | None:
+    """
+    Reads prompts for sampling, each common token of an agent's prompts once.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The model.
+        prompts (`Sequence[list[int]]`): The token ids.
+        agents (`torch.Tensor` of shape `(num_prompts,)`): The number of each prompt's agent.
+        group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
+
+    Returns:
+        [`~transformers.DynamicCache`]: As [`~models.shared_prompts.read_padded`]. `None` if the model cannot read
+        packed rows, or if packing saves hardly any positions.
+    """
+    longest, config = max(map(len, prompts)), model.config.get_text_config(decoder=True)
+    cache = DynamicCache(config=config)
+    layers = cast(Any, cache.layers)
+    if longest == 1 or not can_pack(model, longest) or any(type(layer) is not DynamicLayer for layer in layers):
+        return None
+    of_agents = {number: (agents == number).nonzero().flatten().tolist() for number in agents.unique().tolist()}
+    packed: list[Any] = [
+        pack([prompts[k] for k in ks], [1] * len(ks), longest - 1, config.hidden_size) for ks in of_agents.values()
+    ]
+    if None in packed:
+        return None
+    if group is not None:
+        rows = [number for number, x in zip(of_agents, packed, strict=True) for _ in x["input_ids"]]
+        group.set_rows(torch.tensor(rows, device=model.device))
+    inputs, places = joined(packed)
+    ids, positions, readers = (inputs[name].to(model.device) for name in ("input_ids", "position_ids", "readers"))
+    mask = mask_of(readers, positions, model.dtype)
+    model.base_model(input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True)
+    tokens: dict[int, torch.Tensor] = {}  # the places of each prompt's tokens
+    for ks, x in zip(of_agents.values(), packed, strict=True):
+        own_places, places = places.tensor_split([len(x["predicting"])])
+        tokens |= {k: own_places[numbers[numbers >= 0]] for k, numbers in zip(ks, x["places"], strict=True)}
+    # What stands in the padding is not seen
+    table = pad_left([tokens[k] for k in range(len(prompts))], padding_value=0, padding_side="left")
+    for layer in layers:
+        stored = (layer.keys, layer.values)
+        layer.keys, layer.values = (x.transpose(1, 2).flatten(0, 1)[table].transpose(1, 2) for x in stored)
+    return cache
 
 
 def run_ends(

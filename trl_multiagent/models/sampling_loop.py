@@ -7,13 +7,12 @@ A token is computed in one of two forms. [`GrowingToken`] attends to the tokens 
 whole room of the cache under a mask, so that a CUDA graph can replay it.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
-from transformers import Cache, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import Cache, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.generation import (
     EosTokenCriteria,
@@ -21,7 +20,6 @@ from transformers.generation import (
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
-    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     TemperatureLogitsWarper,
@@ -78,18 +76,6 @@ class StopStrings(StoppingCriteria):
 
 
 @dataclass
-class EndTokens(StoppingCriteria):
-    """
-    Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`.
-    """
-
-    tokens: torch.Tensor
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return (input_ids[:, -1:] == self.tokens.to(input_ids.device)).any(dim=1)
-
-
-@dataclass
 class Rows:
     """The rows that are left in a batch. Tensors have an entry per row."""
 
@@ -123,7 +109,7 @@ class SamplingLoop:
         group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
         stops ([`StopStrings`], *optional*): Strings that end a row, too.
         cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts without their last tokens, see
-            [`~shared_prompts.prompt_cache`]. Without a cache, the model cannot use this loop.
+            [`~shared_prompts.repeat_prompts`]. Without a cache, the model cannot use this loop.
         **inputs: More arguments of the model.
     """
 
@@ -161,19 +147,19 @@ class SamplingLoop:
                 f"transformers' own sampling loop is used, because of {', '.join(reasons)}: it draws the same, "
                 "but takes longer."
             )
-            ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
-            stopping_criteria = StoppingCriteriaList([*ends, EndTokens(self.end_tokens)])
-            choice = SeededChoice(self.numbers, input_ids.size(1))
-            config = copy.copy(generation_config)
-            logits_processor = LogitsProcessorList(
-                WithoutPadding(x, self.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
-                for x in logits_processor
-            )
-            if config.do_sample:
-                logits_processor = LogitsProcessorList([*logits_processor, choice])
-                config.do_sample = False  # `choice` leaves one token, and taking it is faster than drawing it
-            return cast(Any, type(model))._sample(
-                model, input_ids, logits_processor, stopping_criteria, config, **kwargs
+            from trl_multiagent.models.other_loop import sample_elsewhere
+
+            return sample_elsewhere(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                self.attention_mask,
+                self.numbers,
+                self.end_tokens,
+                choose,
+                **kwargs,
             )
         with cast(Any, model)._optimize_model_for_decode():  # mixtures of experts on a GPU
             return self.run(model, input_ids, logits_processor, generation_config)
@@ -398,37 +384,3 @@ def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     tokens = torch.searchsorted(cumulative, u, right=True).clamp(max=scores.size(1) - 1)  # for NaN
     numbers.copy_(probabilities.gather(1, tokens).log())
     return tokens.squeeze(1)
-
-
-@dataclass
-class WithoutPadding(LogitsProcessor):
-    """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
-
-    processor: LogitsProcessor
-    attention_mask: torch.Tensor
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        # Processors ignore tokens beyond the vocabulary
-        prompts, completions = input_ids.tensor_split([self.attention_mask.size(1)], dim=1)
-        shown = torch.cat([prompts.masked_fill(self.attention_mask == 0, scores.size(1)), completions], dim=1)
-        return self.processor(cast(torch.LongTensor, shown), scores)
-
-
-@dataclass
-class SeededChoice(LogitsProcessor):
-    """
-    Chooses tokens in transformers' own loop as [`choose`] does: sets the probability of all other tokens to zero.
-    """
-
-    numbers: torch.Tensor
-    prompt_length: int
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        # On a GPU, `generate` may compute steps after the last one, and drop their tokens
-        step = input_ids.size(1) - self.prompt_length
-        if step == self.numbers.size(1):
-            return scores
-        numbers = self.numbers[:, step, None].to(scores.device)
-        chosen = choose(scores.float(), numbers)[:, None]
-        self.numbers[:, step, None] = numbers
-        return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

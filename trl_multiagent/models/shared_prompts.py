@@ -109,17 +109,10 @@ def keep_rows(cache: Cache, rows: torch.Tensor) -> None:
             layer.batch_select_indices(rows)
 
 
-def prompt_cache(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    owners: torch.Tensor,
-    max_length: int,
-) -> Cache:
+def read_padded(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> DynamicCache:
     """
-    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left, for sampling. Returns the keys and
-    values of all prompt tokens but the last. Row k belongs to the prompt with the index `owners[k]`, and has room for
-    `max_length` tokens.
+    Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left. Returns the keys and values of all
+    tokens but the last.
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if input_ids.size(1) > 1:
@@ -131,9 +124,16 @@ def prompt_cache(
             use_cache=True,
         )
         model.base_model(**inputs)  # the backbone alone, because the logits of prompts are not needed
+    return cache
+
+
+def repeat_prompts(cache: DynamicCache, owners: torch.Tensor, max_length: int) -> None:
+    """
+    Repeats the keys and values of prompts for their completions. Row k gets those of the prompt with the index
+    `owners[k]`, and has room for `max_length` tokens.
+    """
     for k, layer in enumerate(cast(Any, cache.layers)):
         if type(layer) is DynamicLayer:
             cache.layers[k] = RoomyLayer.of(layer, owners, max_length)
         else:  # it keeps a window
             layer.batch_select_indices(owners)
-    return cache
