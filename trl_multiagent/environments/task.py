@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
+from trl_multiagent.environments.dataset_rows import Dataset, Datasets
 from trl_multiagent.environments.workflow import WorkflowEnvironment
 from trl_multiagent.limits import setting
 
 
 if TYPE_CHECKING:
-    from datasets import Dataset
     from transformers import Trainer, TrainerCallback
 
 
@@ -33,7 +33,7 @@ class DatasetSource:
     size: int | None = setting("Use the first n of the rows to train on.", ge=1)
     eval_size: int | None = setting("Use the first n of the rows to evaluate on.", ge=1)
 
-    def load_splits(self, load: Callable[[str | None], Dataset]) -> tuple[Dataset, Dataset | None]:
+    def load_splits(self, load: Callable[[str | None], Dataset]) -> Datasets:
         """Calls `load` with the split to train on and, if there is one, with the split to evaluate on."""
         return load(self.train_split), None if self.eval_split is None else load(self.eval_split)
 
@@ -131,7 +131,7 @@ class Task:
     """
 
     make_environment: Callable[[TaskSettings], Environment]
-    load_datasets: Callable[[TaskSettings], tuple[Dataset, Dataset | None]]
+    load_datasets: Callable[[TaskSettings], Datasets]
     settings: dict[str, type] = dataclasses.field(default_factory=dict)
     models: dict[str, Callable[[], str] | ModelBuilder] = dataclasses.field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
@@ -149,7 +149,7 @@ class Task:
             }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment
 
-    def datasets(self, settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+    def datasets(self, settings: TaskSettings) -> Datasets:
         """
         Loads the data of a run with `load_datasets`. Raises `ValueError` if the user names data, but the task does not
         look at the section `dataset`.

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from accelerate import PartialState
-from datasets import Dataset
 
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.dataset_rows import Datasets
 from trl_multiagent.runs.prepared import PreparedRun, first_prompts, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input
 from trl_multiagent.settings.derive import Settings
@@ -40,7 +40,7 @@ def rollout_lines(
     run: PreparedRun,
     roles: Sequence[str],
     environment: Environment | None = None,
-    datasets: tuple[Dataset, Dataset | None] | None = None,
+    datasets: Datasets | None = None,
     team: AgentTeam | None = None,
 ) -> dict[str, Any]:
     """

@@ -24,6 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.console import hide_progress_bars
 from trl_multiagent.environments.base import Environment, describe_environment
+from trl_multiagent.environments.dataset_rows import Datasets
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
@@ -173,7 +174,7 @@ class PreparedRun(Settings):
         if text is not None and self.training_args.process_index == 0:
             print(text, flush=True)
 
-    def load_datasets(self) -> tuple[Dataset, Dataset | None]:
+    def load_datasets(self) -> Datasets:
         """
         Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too
         few for one step.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from trl_multiagent.code.dependencies import FUNCTIONS, PARSE_ERRORS, all_tables, names_in
 from trl_multiagent.code.sandbox.program import read_asserts
@@ -15,6 +15,8 @@ from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
+    Dataset,
+    Datasets,
     check_fields,
     check_name,
     kind_of,
@@ -35,10 +37,6 @@ from trl_multiagent.tasks.code_generation.expert import Expert, ExpertSettings
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
 from trl_multiagent.tasks.code_generation.reward import AUX, COLLABORATION, KINDS, MAIN, CodeReward
 from trl_multiagent.tasks.programs import SandboxSettings
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 logger = logging.getLogger(__name__)
@@ -322,7 +320,7 @@ def make_environment(
     )
 
 
-def load_datasets(settings: TaskSettings) -> tuple[Dataset, Dataset | None]:
+def load_datasets(settings: TaskSettings) -> Datasets:
     """
     Loads the training set and, with `dataset.eval_split`, the evaluation set. For errors see [`load_code_dataset`].
     """
