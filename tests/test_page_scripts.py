@@ -165,7 +165,7 @@ def test_smoothing_and_numbers(call):
     values = [0.0, 3.0, None, *[1.0] * 17]
     assert call("smoothed", values)[:4] == [1.5, 1.5, None, 1]
     shown = [call("show", x) for x in (None, 0.0, 1234567, 0.123456, 12345.678, 0.00012345, "text")]
-    assert shown == ["–", "0", "1,234,567", "0.1235", "1.23e+4", "0.000123", "text"]
+    assert shown == ["–", "0", "1,234,567", "0.1235", "12,346", "0.000123", "text"]
 
 
 def test_python_has_colours(call):

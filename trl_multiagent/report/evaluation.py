@@ -41,8 +41,8 @@ RANGE_NOTE = (
 )
 COMPARISONS = {"baseline": "differences", "control": "control", "ablation": "contributions"}  # by kind of policy
 DIFFERENCE_NOTE = (
-    "In brackets: an interval that assumes nothing but the range of the metric. With {} items, {} t: Student's paired "
-    "interval, which needs less than that, but is too narrow if a few items decide the mean."
+    "In brackets: an interval that is right for any values within the range of the metric. With {} items, {} "
+    "t: Student's paired interval, which is narrower, and too narrow if a few items decide the mean."
 )
 COST_NOTE = "Calls, generated tokens and Wall s are per episode. Wall s is the wall time of the batches, with scoring."
 
@@ -71,8 +71,8 @@ class Report:
         unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
         self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
         smallest = smallest_difference(self.num_items, self.config.confidence)
-        shown = f"it excludes 0 from a difference of {smallest:.1%} of the largest possible one on, at the earliest."
-        shown = shown if smallest < 1 else "it never excludes 0."
+        shown = f"no difference below {smallest:.1%} of the largest possible one can be shown."
+        shown = shown if smallest < 1 else "no difference can be shown."
         self.difference_note = DIFFERENCE_NOTE.format(self.num_items, shown) if self.comparisons else ""
         metrics = ("return", "pass@1") if mixes else ()
         summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
@@ -126,7 +126,9 @@ class Report:
         contents = self.to_json()
         write_json(paths[0], contents)
         write_text(paths[1], self.table() + "\n")
-        write_page({"title": f"Evaluation: {folder.absolute().name}", "evaluation": contents}, paths[2])
+        write_page(
+            {"title": f"Evaluation: {'/'.join(folder.absolute().parts[-2:])}", "evaluation": contents}, paths[2]
+        )
         return paths
 
     # Text

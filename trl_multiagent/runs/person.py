@@ -76,6 +76,7 @@ def run_play(task: Tasks, argv: Sequence[str], given: Sequence[str]) -> None:
         for number, item in enumerate(items, start=1):
             print(f"\nItem {number} of {len(items)}. Ctrl-D ends the game.")
             play_item(environment, item, seats, own, num_turns)
+    print()  # what follows is no answer to the last prompt
 
 
 def choose_seats(

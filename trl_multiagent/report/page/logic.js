@@ -18,8 +18,9 @@ function show(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);
   if (value === 0) return "0";  // also -0
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Math.abs(value) >= 1000 || Math.abs(value) < 0.001 ? value.toPrecision(3) : String(+value.toPrecision(4));
+  const size = Math.abs(value);
+  if (Number.isInteger(value) || (size >= 1e3 && size < 1e9)) return Math.round(value).toLocaleString("en");
+  return size >= 1e9 || size < 0.001 ? value.toPrecision(3) : String(+value.toPrecision(4));
 }
 
 // Curves

@@ -208,7 +208,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   })));
   const confidence = `${100 * settings.confidence}%`;
   return [
-    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment || ""}`),
+    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment ? `Task: ${contents.environment}` : ""}`),
     estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams. ${contents.range_note || ""}`)),
     ...Object.keys(differences).filter(key => contents[key]).map(key => estimates({isDifference: true, ...part(differences[key],
       Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), contents.difference_note)})),
@@ -239,7 +239,7 @@ function learnt({trees, columns, texts}) {
   const side = tree => make("div", {class: "card"}, make("h3", {}, `Step ${tree.step}: return ${show(middling(tree)[0].return)}`), make("div", {class: "answers"}, answers(tree)));
   const asked = tree => Object.entries(tree.nodes[0].prompts).filter(([, prompt]) => prompt !== null).map(([role, prompt]) => make("div", {}, make("h4", {}, role), code(text(prompt))));
   const isSame = first.item === last.item;
-  return make("div", {class: "example"}, make("p", {class: "dim small"}, isSame ? `A typical joint answer to the item ${first.name}, before and after:` : "A typical joint answer, before and after. No item of the trees was seen twice:"),
+  return make("div", {class: "example"}, make("p", {class: "dim small"}, isSame ? `A typical joint answer to item ${first.name}, before and after:` : "A typical joint answer, before and after. No item of the trees was seen twice:"),
     make("div", {class: "sides"}, side(first), side(last)),
     make("details", {open: texts.every(text => text.length < 400)}, make("summary", {class: "small"}, "Prompts"), make("div", {class: "answers"}, asked(first), isSame ? null : asked(last))));
 }
