@@ -96,6 +96,9 @@ WRONG = {
     "a folder": (["--config", "task"], ["--config 'task' is a folder; did you mean `task/config.yaml`?"]),
     "TRL's name": (["--max_new_token", "8", *DEMO], ["did you mean `magrpo.max_new_tokens`?"]),
     "a short name": (["--lr", "1e-5", *DEMO], ["did you mean `magrpo.learning_rate`?"]),
+    "the name of a section": (["--dataset", "x.jsonl", *DEMO], ["did you mean `dataset.name`?"]),
+    "a flag of another section": (["--use_lora", *DEMO], ["did you mean `agent_model.use_peft`?"]),
+    "no value": (["--output_dir", *DEMO], ["`magrpo.output_dir` is True (as a flag without a value)"]),
     "no word for true": (["--bf16", "yes", *DEMO], ["`magrpo.bf16` is 'yes'; it must be true or false."]),
     "a file": (["--config", "magrpo_hee.yaml"], ["--config 'magrpo_hee.yaml': there is no such file"]),
     "a key": ([*DEMO, "magrpo.num_turn=2"], ["`magrpo.num_turn` is not a known setting"]),
@@ -111,6 +114,18 @@ def test_wrong_settings_are_reported_before_a_process_is_launched(launched, tmp_
     argv, parts = WRONG[kind]
     message = refused(cli.main, ["train", "magrpo", *argv])
     assert launched == [] and all(part in message for part in parts), message
+
+
+def test_a_name_of_nothing_is_told_before_slow_libraries_load():
+    code = """
+import contextlib, sys
+from trl_multiagent import cli
+for command in ["play", "report", "reproduce", "evaluate", "cross-play"]:
+    with contextlib.suppress(SystemExit):
+        cli.main([command, "nope"])
+print("torch" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "False\n" and len(done.stderr.splitlines()) == 5, done.stderr
 
 
 def test_names_are_read_as_people_type_them(launched, tmp_path, monkeypatch, refused):

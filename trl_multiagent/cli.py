@@ -275,8 +275,8 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
     launch(["collect", *argv], partial(read_settings, "madpo", TASKS, argv, prog), prog, options)
 
 
-def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
-    """Evaluates in processes that `options` describe, or in this one."""
+def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None, seats: Sequence[str] = ()) -> None:
+    """Evaluates in processes that `options` describe, or in this one; or plays with a person and `seats`."""
     from trl_multiagent.runs.evaluation_settings import parse_evaluation
     from trl_multiagent.runs.run import end_on_wrong_input
 
@@ -286,6 +286,10 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
         return launch([command, *argv], check, prog, options)
     with end_on_wrong_input(prog):
         check()
+    if command == "play":
+        from trl_multiagent.runs.person import run_play
+
+        return run_play(TASKS, argv, seats)
     from trl_multiagent.runs.evaluation import run_evaluation
 
     run_evaluation(TASKS, argv, prog, cross_play)
@@ -322,9 +326,7 @@ def run_command(argv: Sequence[str] | None = None) -> None:
         return collect(rest, options) if command == "collect" else evaluate(command, rest, options)
 
     if command == "play":
-        from trl_multiagent.runs.person import run_play
-
-        return run_play(TASKS, [own["team"], *rest], own["seat"])
+        return evaluate(command, [own["team"], *rest], None, own["seat"])
     if command == "plan":
         return plan(**own, rest=rest)
     if command == "reproduce":

@@ -16,7 +16,7 @@ import operator
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -197,12 +197,11 @@ def limits_of(field: Any, hint: Any) -> dict[str, Any]:
     return {} if is_negative else {"gt" if is_count else "ge": 0}
 
 
-def similar_name(name: str, known: Iterable[str]) -> str | None:
+def similar_name(name: str, known: Collection[str]) -> str | None:
     """Returns the known name that somebody who typed another one most likely means, if there is one."""
-    known = list(known)
     if TYPED.get(name) in known:
         return TYPED[name]
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+    return next(iter(difflib.get_close_matches(name, known)), None)
 
 
 def explained(cls: Class) -> Class:
@@ -330,7 +329,7 @@ def _describe(error: ValidationError, value: Any) -> str:
     problems = error.errors(include_url=False)
     first = problems[0]
     keys = [part for part in first["loc"] if isinstance(value, dict) and part in value]
-    where = f" for {keys[0]!r}" if keys else ""
+    where = f" for {keys[0]!r}" if keys else " (as a flag without a value)" if value is True else ""
     text = " or ".join(dict.fromkeys(problem["msg"].partition(", got ")[0] for problem in problems))
     if len(names := re.findall(r"'([^']+)'", text)) > MAX_NAMES:
         similar = difflib.get_close_matches(str(value), names, MAX_NAMES, cutoff=0.0)

@@ -460,7 +460,7 @@ def test_a_stream_trains_and_resumes_as_a_dataset_does(tmp_path):
     ("arguments", "message"),
     [
         ({"team": tiny_team(("a", "b")), "environment": tiny_environment(("b", "a"))}, r"roles \['a', 'b'\], the"),
-        ({"items_per_device": 13}, "12 items, fewer than the 13"),
+        ({"items_per_device": 13}, "12 items, fewer than the 13 .* Give more, or lower"),
         ({"train_dataset": DatasetDict(train=tiny_items(4))}, r"got `DatasetDict`: choose a split of \['train'\]"),
         ({"train_dataset": [{"x": "a"}]}, r"got `list`: `Dataset.from_list\(rows\)` makes one"),
         ({"train_dataset": "org/data"}, r"got `str`: `load_dataset\('org/data', split=...\)` loads one"),

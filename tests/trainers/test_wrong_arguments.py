@@ -31,7 +31,7 @@ from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_t
         ({"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
         ({"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
         ({"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
-        ({"environment": len}, "`environment` must be an `Environment`, got `builtin_function_or_method`"),
+        ({"environment": len}, "`environment` must be .*, got `builtin.*: `@workflow"),
     ],
 )
 @pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])
@@ -51,6 +51,8 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
         AgentTeam.from_pretrained("model", ["aux"], peft_config={"r": 8})
     with pytest.raises(TypeError, match=r"takes no `device`: the trainer moves the team, or `team.to\(device\)` does"):
         AgentTeam.from_pretrained("model", ["aux"], device="cuda")
+    with pytest.raises(TypeError, match="takes no `model_init_kwargs`: give each of its entries as an argument"):
+        AgentTeam.from_pretrained("model", ["aux"], model_init_kwargs={"dtype": "bfloat16"})
 
     async def forgetful(agents):
         return 1.0

@@ -1,6 +1,8 @@
 """
 Trains a team with several seeds, each run in a process and a folder of its own; makes the reports of runs; and
 reproduces named experiments: the team for several seeds, its evaluation beside a control, and the published numbers.
+
+Libraries that take seconds to load are imported once the names of folders and experiments are known to be right.
 """
 
 import contextlib
@@ -15,18 +17,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from accelerate import PartialState
 
 from trl_multiagent.console import text_table
 from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
-from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.report.curves import group_table, series_of
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import by_path, comparison_page, read_run
-from trl_multiagent.report.run_report import run_report
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
 from trl_multiagent.settings.read import ConfigError
 
@@ -91,6 +87,11 @@ def train_with_seeds(
         if settings.dry_run:
             print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
             return subprocess.run(commands[runs[0].name]).returncode, runs
+        from accelerate import PartialState
+
+        from trl_multiagent.jobs.stage import Stage
+        from trl_multiagent.report.run_page import by_path
+
         shared = by_path(settings.merged)
         for path in (f"{algorithm}.output_dir", "output.base_dir"):
             shared.pop(path, None)
@@ -112,6 +113,9 @@ def ending(status: int) -> str:
 
 def print_results(runs: Sequence[Path]) -> None:
     """Prints the last values of runs that differ in their seeds, and makes their report."""
+    from trl_multiagent.report.curves import group_table, series_of
+    from trl_multiagent.report.run_page import read_run
+
     results = [series_of(read_run(run).logs) for run in runs]
     report = f"Report           {make_report([str(runs[0].parent)])}"
     command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
@@ -162,6 +166,8 @@ def visible_devices(slot: int, num_jobs: int) -> dict[str, str]:
     Returns the environment variable that gives one of several parallel runs its share of the GPUs, if there are
     enough.
     """
+    import torch
+
     devices = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(devices[slot::num_jobs])} if len(devices) >= num_jobs > 1 else {}
 
@@ -186,11 +192,14 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     target = Path(output) if output else first / REPORT_FILE if len(folders) == 1 else Path(COMPARISON_FILE)
     evaluation = evaluation_in(first) if len(folders) == 1 else None
     if evaluation is not None:
-        page = {"title": f"Evaluation: {first.absolute().name}", "evaluation": evaluation}
+        page = {"title": f"Evaluation: {'/'.join(first.absolute().parts[-2:])}", "evaluation": evaluation}
     else:
         runs = list({run.resolve(): run for folder in folders for run in runs_in(Path(folder))}.values())
         evaluations = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
         evaluation = evaluations[0] if len(evaluations) == len(folders) == 1 else None
+        from trl_multiagent.report.run_page import comparison_page, read_run
+        from trl_multiagent.report.run_report import run_report
+
         page = run_report(runs[0]) if len(runs) == 1 else comparison_page([read_run(run) for run in runs], evaluation)
     write_page(page, target)
     return target

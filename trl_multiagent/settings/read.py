@@ -141,6 +141,8 @@ SECRETS = {
 }
 
 
+# Names that people type, beside those in `TYPED`, for settings of other sections
+OF_SECTIONS = {"model": "agent_model.name", "dataset": "dataset.name", "use_lora": "use_peft"}
 MOST_SIMILAR = 5  # files of the package that an error names
 
 
@@ -411,8 +413,9 @@ def paths(algorithm: str, sections: Collection[str], resolved: Mapping[str, Any]
 def suggestion(path: str, known: Iterable[str]) -> str:
     """Returns the end of an error message, which suggests the same name in another section, or a similar name."""
     known, (section, _, name) = list(known), path.rpartition(".")
-    typed = f"{section}.{TYPED.get(name, name)}".lstrip(".")
+    name = {**TYPED, **OF_SECTIONS}.get(name, name)
+    typed = f"{section}.{name}".lstrip(".")
     candidates = [typed] if typed in known and typed != path else []
-    candidates += [other for other in known if other.rpartition(".")[2] == name]
+    candidates += [other for other in known if name in (other, other.rpartition(".")[2])]
     candidates += difflib.get_close_matches(path, known, n=1) + difflib.get_close_matches(name, known, n=1)
     return f"; did you mean `{candidates[0]}`?" if candidates else "; see --help all, or set the `task` that has it."

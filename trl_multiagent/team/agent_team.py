@@ -72,7 +72,10 @@ if TYPE_CHECKING:
 WIDEST_ON_CPU = 256
 # Arguments for loading a model that a team does not take
 ADVICE = dict.fromkeys(("tokenizer", "processing_class"), "give the tokenizers' options as `tokenizer_kwargs`")
-ADVICE["device"] = "the trainer moves the team, or `team.to(device)` does"
+ADVICE |= {
+    "device": "the trainer moves the team, or `team.to(device)` does",
+    "model_init_kwargs": "give each of its entries as an argument",
+}
 
 
 class Computing(NamedTuple):

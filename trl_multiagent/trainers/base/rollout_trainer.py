@@ -574,7 +574,7 @@ def check_inputs(
     if len(train_dataset) < args.items_per_device * args.world_size:
         raise ValueError(
             f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
-            f"{args.world_size} devices of one optimizer step. Lower `items_per_device`."
+            f"{args.world_size} devices of one optimizer step. Give more, or lower `items_per_device`."
         )
 
 
@@ -590,7 +590,7 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
     if not isinstance(environment, Environment):
         type_name = type(environment).__name__
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{type_name}`: make a `FunctionEnvironment`, or a subclass."
+            f"`environment` must be an `Environment`, got `{type_name}`: `@workflow(roles=...)` makes a function one."
         )
     check_roles(environment.roles)
     if tuple(team.roles) != tuple(environment.roles):
