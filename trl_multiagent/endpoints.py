@@ -238,7 +238,7 @@ class Usage:
     output_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class EndpointClient:
     """
     Sends questions to an endpoint, and keeps the answers on the disk.

@@ -66,7 +66,7 @@ def log_extra(name: str, outcomes: list[Outcome], column: str, values: Sequence)
         outcome.extra[column] = value
 
 
-@dataclass
+@dataclass(eq=False)
 class RoleReward:
     """A reward function that scores one agent, see [`role_reward`]."""
 

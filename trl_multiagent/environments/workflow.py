@@ -80,7 +80,7 @@ class NotAwaited(asyncio.Future):
         raise TypeError("an agent was asked, or a function called, without `await`: the answer is not there yet.")
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Agents:
     """
     The agents as a workflow sees them. If `writer` is the first role of a task, `agents.writer`, `agents["writer"]`

@@ -19,7 +19,7 @@ from trl_multiagent.jobs.distributed import check_agreement, fail_together
 MANIFEST = "stage.json"  # in the folder of a stage, written first
 
 
-@dataclass
+@dataclass(eq=False)
 class Stage:
     """
     Resumable work in a folder of its own. The manifest, which is written first, holds the settings that the work

@@ -14,37 +14,38 @@ from transformers.generation import EosTokenCriteria, NoRepeatNGramLogitsProcess
 
 
 def sample_elsewhere(
+    loop: Any,
+    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
     stopping_criteria: StoppingCriteriaList,
     generation_config: Any,
-    attention_mask: torch.Tensor,
-    numbers: torch.Tensor,
-    end_tokens: torch.Tensor,
-    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    /,
     **kwargs: Any,
 ) -> torch.Tensor:
     """
-    Samples with transformers. For `attention_mask`, `numbers` and `end_tokens`, see
-    [`~models.sampling_loop.SamplingLoop`], and for `choose` [`~models.sampling_loop.choose`]. The other arguments are
-    transformers' own.
+    Samples with transformers.
+
+    Args:
+        loop ([`~models.sampling_loop.SamplingLoop`]): Our loop, with the mask of the prompts, the random numbers and
+            the tokens that end a row.
+        choose (`Callable[[torch.Tensor, torch.Tensor], torch.Tensor]`): See [`~models.sampling_loop.choose`].
+        model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs: transformers' arguments.
     """
     ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
-    stopping_criteria = StoppingCriteriaList([*ends, EndTokens(end_tokens)])
+    stopping_criteria = StoppingCriteriaList([*ends, EndTokens(loop.end_tokens)])
     config = copy.copy(generation_config)
     logits_processor = LogitsProcessorList(
-        WithoutPadding(x, attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
+        WithoutPadding(x, loop.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
         for x in logits_processor
     )
     if config.do_sample:
-        logits_processor.append(SeededChoice(numbers, input_ids.size(1), choose))
+        logits_processor.append(SeededChoice(loop.numbers, input_ids.size(1), choose))
         config.do_sample = False  # one token is left, and taking it is faster than drawing it
     return cast(Any, type(model))._sample(model, input_ids, logits_processor, stopping_criteria, config, **kwargs)
 
 
-@dataclass
+@dataclass(eq=False)
 class EndTokens(StoppingCriteria):
     """
     Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`.
@@ -56,7 +57,7 @@ class EndTokens(StoppingCriteria):
         return (input_ids[:, -1:] == self.tokens.to(input_ids.device)).any(dim=1)
 
 
-@dataclass
+@dataclass(eq=False)
 class WithoutPadding(LogitsProcessor):
     """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
 
@@ -70,7 +71,7 @@ class WithoutPadding(LogitsProcessor):
         return self.processor(cast(torch.LongTensor, shown), scores)
 
 
-@dataclass
+@dataclass(eq=False)
 class SeededChoice(LogitsProcessor):
     """
     Chooses tokens in transformers' own loop as our loop does: sets the probability of all other tokens to zero.

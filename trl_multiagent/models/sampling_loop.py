@@ -149,18 +149,8 @@ class SamplingLoop:
             )
             from trl_multiagent.models.other_loop import sample_elsewhere
 
-            return sample_elsewhere(
-                model,
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config,
-                self.attention_mask,
-                self.numbers,
-                self.end_tokens,
-                choose,
-                **kwargs,
-            )
+            given = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+            return sample_elsewhere(self, choose, *given, **kwargs)
         with cast(Any, model)._optimize_model_for_decode():  # mixtures of experts on a GPU
             return self.run(model, input_ids, logits_processor, generation_config)
 

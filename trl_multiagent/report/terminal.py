@@ -120,7 +120,7 @@ class RewardProgressCallback(ProgressCallback):
             self.training_bar.set_postfix_str(", ".join(map(" ".join, self.latest.items())), refresh=False)
 
 
-@dataclass
+@dataclass(eq=False)
 class RewardLines(TrainerCallback):
     """Prints the same in a line per log. All other metrics are in the log of the run."""
 

@@ -73,7 +73,7 @@ class Seat(ABC):
         """Frees memory, because the seat does not play in this step."""
 
 
-@dataclass
+@dataclass(eq=False)
 class FunctionSeat(Seat):
     """Plays a role with `function(item, prompt, history) -> str`, such as a simulated user, a tool or a referee."""
 
@@ -93,7 +93,7 @@ class FunctionSeat(Seat):
         return {"function": function_name(self.function)}
 
 
-@dataclass
+@dataclass(eq=False)
 class EndpointSeat(Seat):
     """
     Plays a role with a model behind an endpoint. Answers are kept on the disk, so a resumed run does not pay for them
@@ -112,7 +112,7 @@ class EndpointSeat(Seat):
         return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
 
 
-@dataclass
+@dataclass(eq=False)
 class Population(Seat):
     """
     Plays a role with one of several seats, drawn for each role, item and optimizer step. All episodes of an item have

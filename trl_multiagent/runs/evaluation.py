@@ -397,7 +397,7 @@ class TrainingCost(NamedTuple):
     generated_tokens: int
 
 
-@dataclass
+@dataclass(eq=False)
 class StopWhenSpent(TrainerCallback):
     """Ends a training as soon as its trainer has counted at least as many env steps and generated tokens as `cost`."""
 

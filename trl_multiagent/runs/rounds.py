@@ -398,7 +398,7 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
     results |= {"env_step": trainer.env_step, "steps": trainer.state.global_step}
 
 
-@dataclass
+@dataclass(eq=False)
 class RoundLog(TrainerCallback):
     """Logs facts about a round when its training begins."""
 
