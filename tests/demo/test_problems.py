@@ -28,8 +28,9 @@ def test_splits_share_no_problem():
     assert (len(train), len(test)) == (386, 96)
     assert not {problem.name for problem in train} & {problem.name for problem in test}
     assert {problem.family.argument for problem in test} == {"xs", "s"}
-    with pytest.raises(ValueError, match="'train' and 'test', not 'validation'"):
+    with pytest.raises(ValueError, match=r"'validation' does not select .*\['train', 'test'\]"):
         demo_dataset("validation")
+    assert demo_dataset("test[:32]")["task_id"] == demo_dataset("test")["task_id"][:32]
 
 
 def test_rows_have_the_schema_of_humaneval():
