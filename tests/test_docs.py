@@ -78,7 +78,8 @@ def test_readme_example(run_example, tmp_path, capsys):
     install, set_up = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)[:2]
     assert "git clone" in install and text.index(install) < text.index("```python")
     commands = [line.partition("#")[0].strip() for line in set_up.splitlines()]
-    assert commands == ["make demo-real", "make demo-code", "make demo", "make test"]  # nothing else is needed for demo and tests
+    # Nothing else is needed for the demos and the tests
+    assert commands == ["make demo-real", "make demo-code", "make demo", "make test"]
     (example,) = python_blocks(ROOT / "README.md")
     assert len(example.strip().splitlines()) <= 24
     run_example(example)

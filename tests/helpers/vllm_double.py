@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import sys
 import time
 from multiprocessing.connection import Client, Listener
@@ -316,14 +317,14 @@ class VLLMServer(LocalServer):
         return 200, {"choices": choices}
 
 
+PORTS = itertools.count(20_000 + os.getpid() % 1_200 * 10)  # below those that the system gives to whoever asks for one
+
+
 def free_ports(number: int) -> int:
-    """The first of some ports in a row that are free on loopback."""
+    """The first of some ports in a row that are free on loopback, and that no other program gets by chance."""
     while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(Listener(("127.0.0.1", 0))).address[1]
-            try:
-                for k in range(1, number):
-                    stack.enter_context(Listener(("127.0.0.1", first + k)))
-            except OSError:
-                continue
-            return first
+        ports = [next(PORTS) for _ in range(number)]
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in ports:
+                stack.enter_context(Listener(("127.0.0.1", port)))
+            return ports[0]
