@@ -40,8 +40,8 @@ def summary(run: Path) -> str:
         for name, (turn,) in zip(talks, episodes, strict=True):
             metrics = turn["metrics"]
             passed = f"{metrics['tests_passed']:.0f} of {metrics['tests_total']:.0f} tests pass"
-            used = "uses aux" if metrics["collab_aux_usage"] else "does not use aux"
-            lines += ["", f"--- {name}: {passed}, main {used}"]
+            used = "main uses aux" if metrics["collab_aux_usage"] else "no test that passes needs aux"
+            lines += ["", f"--- {name}: {passed}, {used}"]
             lines += [f"# {role}\n{text.strip()}" for role, text in turn["completions"].items()]
         lines.append("")
     return "\n".join(lines)

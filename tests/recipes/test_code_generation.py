@@ -161,7 +161,7 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
     shown = capsys.readouterr().out.partition("Before and after")[2]
     words = [
         "sum_negate_threes",
-        "--- before: 0 of 8 tests pass, main does not use aux",
+        "--- before: 0 of 8 tests pass, no test that passes needs aux",
         "--- after: ",
         "# aux",
         "minutes",
