@@ -92,11 +92,8 @@ def main() -> None:
             tokenizer = byte_tokenizer()
             tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
             tokenizer.save_pretrained(folder / "model")
-            options.model, options.tokens, options.rows = (
-                str(folder / "model"),
-                4,
-                ["small_untrained", "small_trained"],
-            )
+            options.model, options.tokens = str(folder / "model"), 4
+            options.rows = ["small_untrained", "small_trained"]
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
             measure(row, options, folder)
@@ -120,8 +117,8 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
     changes = ["--config", config, "--override", f"agent_model.name={options.model}", *changes]
     if is_trained and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
-        changes_of_run = [*changes, *[f"{section}.{argument}" for argument in arguments]]
-        run_recipe(section, TASKS, [*changes_of_run, "--resume_from_checkpoint", "auto"], "benchmark")
+        own = [f"{section}.{argument}" for argument in arguments]
+        run_recipe(section, TASKS, [*changes, *own, "--resume_from_checkpoint", "auto"], "benchmark")
     sampling = ["--num_episodes", "1", "--temperature", "0"]
     sampling += ["--max_completion_length", str(options.tokens)] if options.tokens else []
     team = str(run) if is_trained else options.model

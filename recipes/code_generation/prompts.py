@@ -66,17 +66,19 @@ def alone(item):
 
 
 def list_aux(item):
-    return chat(
-        LISTS, *told_in_short(item), "Write a helper `aux` for `{call}` that returns a list. Code only.", helper
-    )
+    """Returns the first messages of the agent that writes a helper for a small problem."""
+    request = "Write a helper `aux` for `{call}` that returns a list. Code only."
+    return chat(LISTS, *told_in_short(item), request, helper)
 
 
 def list_main(item):
+    """Returns the first messages of the agent that writes the function of a small problem."""
     request = "Write `{call}` with calls of `aux`, a helper of your partner that returns a list. Code only."
     return chat(LISTS, *told_in_short(item), request, requested)
 
 
 def list_alone(item):
+    """Returns the first messages of an agent that solves a small problem by itself."""
     return chat(LISTS, *told_in_short(item), ALONE, both)
 
 

@@ -686,14 +686,21 @@ def test_a_task_that_only_yields_goes_on_beside_the_turns():
     assert play(run, [{}], scripted(ANSWERS), num_turns=1, num_episodes=1)[0][0].rewards == [1.0]
 
 
-@pytest.mark.parametrize("num_episodes", [None, 3])
-def test_a_call_is_one_for_all_branches_and_no_fork_repeats_it(num_episodes):
-    """A turn begins when a part that waited for a call has asked."""
+def recorded_judge():
+    """A function of a list of texts that returns their lengths, and its calls."""
     calls = []
 
     def judge(texts):
         calls.append(texts)
         return [len(text) for text in texts]
+
+    return judge, calls
+
+
+@pytest.mark.parametrize("num_episodes", [None, 3])
+def test_a_call_is_one_for_all_branches_and_no_fork_repeats_it(num_episodes):
+    """A turn begins when a part that waited for a call has asked."""
+    judge, calls = recorded_judge()
 
     @workflow(roles=ROLES)
     async def run(item, agents):
@@ -720,11 +727,7 @@ def test_a_call_is_one_for_all_branches_and_no_fork_repeats_it(num_episodes):
 
 
 def test_one_agent_for_all_roles_repeats_no_call():
-    calls = []
-
-    def judge(texts):
-        calls.append(texts)
-        return [len(text) for text in texts]
+    judge, calls = recorded_judge()
 
     @workflow(roles=ROLES)
     async def run(item, agents):
