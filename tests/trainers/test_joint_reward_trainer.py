@@ -19,9 +19,8 @@ from trl import RewardConfig, RewardTrainer
 from trl_multiagent import FunctionEnvironment, JointRewardConfig, JointRewardTrainer
 from trl_multiagent.environments.reward_models import JointRewardModel
 from trl_multiagent.models.joint_text import JointText
-from trl_multiagent.models.packing import run_ends
 from trl_multiagent.preferences.rows import text_columns
-from trl_multiagent.trainers.joint_reward_trainer import split_by_item
+from trl_multiagent.trainers.joint_reward_trainer import run_ends, split_by_item
 
 from by_hand import distance
 from pages import read_page

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
@@ -424,7 +425,7 @@ def test_mistakes_get_a_sentence():
         (forgets, "without `await`"),
         (measures, "'NotAwaited' has no len"),
         (lambda agents: agents[5]("a"), "no role 5; the roles are aux, main"),
-        (lambda agents: agents.call(len, 1), "The function `len` raised TypeError"),
+        (lambda agents: agents.call(len, 1), r"`len` raised TypeError.*line \d+ of test_workflow_functions"),
         (lambda agents: agents.call(lambda texts: [], "a"), "The function `<lambda>` raised ValueError"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
@@ -738,6 +739,88 @@ def test_one_agent_for_all_roles_repeats_no_call():
     sample = scripted(["<aux>\nab\n</aux>\n<main>\nc\n</main>"])
     ((node,),) = play(CentralizedEnvironment(run), [{}], sample, num_turns=1, num_generations=2)
     assert node.rewards == [5.0, 5.0] and calls == [["begin"], ["end"]]
+
+
+def test_a_fork_goes_on_as_its_branch_did():
+    """Branches that call other functions first change neither the order of results nor what is called."""
+    calls = []
+
+    def f(texts):
+        calls.append(("f", *texts))
+        return texts
+
+    def g(texts):
+        calls.append(("g", *texts))
+        return texts
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        heard = []
+
+        async def part(*functions):
+            for k, function in enumerate(functions):
+                heard.append(await agents.call(function, f"{item['x']}{k}"))
+
+        await asyncio.gather(*[part(g)] if item["x"] == "1" else [part(f, f, g), part(g, f)])
+        await agents.aux(str(heard))
+        return 1.0
+
+    turns = play(run, [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_turns=1, num_generations=2)
+    assert [node.rewards for node in turns[0]] == [[1.0, 1.0]] * 2
+    assert calls == [("g", "10", "20"), ("f", "20"), ("f", "21", "21"), ("g", "22")]
+
+
+def test_a_branch_gets_its_own_result_of_its_own_argument():
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        said = await agents.aux("Say:")
+        seen = np.zeros(5000)  # of which `repr` leaves the middle out
+        seen[2500] = len(said)
+        found = await agents.call(sums, seen)
+        await agents.aux("Again:")
+        return found.pop("sum") - len(said)  # the next branch has it as well
+
+    def sums(arrays):
+        return [{"sum": array.sum()} for array in arrays]
+
+    turns = play(run, [{}], scripted(ANSWERS), num_turns=2, num_generations=4)
+    assert [node.rewards for node in turns[1]] == [[0.0] * 4] * 4
+
+
+def test_a_workflow_goes_on_after_an_error_of_a_call():
+    """A fork, too, and also after the one error that a thread cannot hand on."""
+    calls = []
+
+    def judge(texts):
+        calls.append(texts)
+        return [next(iter(text)) for text in texts]
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        try:
+            await agents.call(judge, "")
+        except TaskError as error:
+            await agents.aux(str(error))
+        return 1.0
+
+    ((node,),) = play(run, [{}], scripted(ANSWERS), num_turns=1, num_generations=2)
+    assert "The function `judge` raised StopIteration" in node.prompts["aux"]
+    assert node.rewards == [1.0, 1.0] and calls == [[""]]
+
+
+def test_an_episode_has_no_reward_if_its_judge_is_gone():
+    def judge(texts):
+        raise UnavailableError("gone")
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        return await agents.call(judge, await agents.aux("Say:"))
+
+    def score(nodes):
+        return judge_nodes(run, nodes, reward_none="drop")
+
+    ((node,),) = grow_trees([{}], run, scripted(ANSWERS), score, num_turns=1, num_generations=2)
+    assert all(map(math.isnan, node.rewards))
 
 
 def test_a_fork_hears_its_roles_in_the_order_of_the_branch():

@@ -19,6 +19,7 @@ import dataclasses
 import inspect
 import math
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -123,10 +124,13 @@ class Agents:
         list of their arguments and returns a list of results, of which each branch gets its own. In a tree, a branch
         that runs again gets its earlier result, which belongs to the item, the argument and the number of the call.
         """
-        episode = self._episode
+        episode, future = self._episode, NotAwaited()
+        content: Any = future  # of what cannot be compared; a `repr` leaves the middle of a long array out
+        with contextlib.suppress(Exception):
+            content = pickle.dumps(argument)
         episode.num_calls += 1
-        place = (function, id(episode.item), episode.num_calls, repr(argument))
-        return episode.calls.setdefault(place, (argument, NotAwaited()))[1]
+        episode.calls.append(((function, id(episode.item), episode.num_calls, content), argument, future))
+        return future
 
     def reward(self, number: float, role: str | None = None) -> None:
         """Pays a role, or all of them, for what has happened since the last turn."""
@@ -158,9 +162,10 @@ def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any)
 class Episode:
     """A running workflow: what its agents are asked, and what it has earned since the last turn."""
 
-    def __init__(self, run: Callable[..., Coroutine], item: dict, roles: Sequence[str], calls: dict[tuple, Any]):
+    def __init__(self, environment: "WorkflowEnvironment", item: dict):
+        run, roles = environment.run, environment.roles
         self.asked: dict[str, tuple[Prompt, asyncio.Future]] = {}
-        self.calls, self.num_calls, self.item = calls, 0, item
+        self.calls, self.num_calls, self.item = environment._calls, 0, item
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
@@ -192,9 +197,9 @@ class Episode:
     def prompts(self) -> Prompts:
         return {role: prompt for role, (prompt, _) in self.asked.items()}
 
-    def rests(self, has_calls: bool) -> bool:
+    def rests(self) -> bool:
         """Returns whether each part has asked, has ended or waits for another part, so that a turn or calls begin."""
-        parts, waits = (self.task, *self.parts), has_calls or bool(self.asked)
+        parts, waits = (self.task, *self.parts), bool(self.calls or self.asked)
         return self.task.done() or (waits and not any(waits_outside(part, self.folder) for part in parts))
 
     def answer(self, joint_action: JointAction) -> None:
@@ -275,8 +280,8 @@ class WorkflowEnvironment(Environment):
         self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played
-        # The argument and the result of each call in a batch, by function, item, number of the call, and argument
-        self._calls = dict[tuple, Any]()
+        # The result of each call in a batch, by function, item, number of the call, and argument
+        self._results: Any = {}
 
     def __repr__(self) -> str:
         return f"workflow {self.run.__module__}.{self.run.__name__}"
@@ -300,6 +305,7 @@ class WorkflowEnvironment(Environment):
         self.check_turns(num_turns or 1, are_episodes)
         self._num_turns, self._seats, self._open = num_turns, frozenset(seats), list[Episode]()
         self._waiting = dict[int, Episode]()  # by the id of their anchor
+        self._calls: Any = []  # that wait for a result
         # Without a number, the first prompts are looked at
         self._limit = (num_turns and are_episodes and self.max_open) or math.inf
         try:
@@ -321,7 +327,7 @@ class WorkflowEnvironment(Environment):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         async def turn() -> list[Prompts]:
             if not self._waiting:  # a batch begins
-                self._calls.clear()
+                self._results.clear()
             episodes = await self._reached(items, histories)
             prompts = [episode.prompts for episode in episodes]
             self._leave(map(anchor_of, items, histories), episodes)
@@ -378,7 +384,7 @@ class WorkflowEnvironment(Environment):
             if episode is None:
                 if self.live and history:
                     raise self._lives()
-                episode = Episode(self.run, item, self.roles, self._calls)
+                episode = Episode(self, item)
                 self._open.append(episode)
                 forks.append((episode, history))
             episodes.append(episode)
@@ -429,30 +435,43 @@ class WorkflowEnvironment(Environment):
         """
         loop: Any = asyncio.get_running_loop()
         deadline, pause, is_quiet = loop.time() + (self.timeout or math.inf), 0.0, not episodes
-        moving, due, passes = None, list[Any](), 0
-        while moving or due or not is_quiet:
+        moving, passes = None, 0
+        while moving or self._calls or not is_quiet:
             number = loop.num_callbacks
             await asyncio.sleep(pause)
             is_quiet = loop.num_callbacks == number + 1 or passes > MOST_PASSES  # the one is of this coroutine
             for episode in episodes:
                 self._check_end(episode)
-            due = [(place[0], *call) for place, call in self._calls.items() if not call[1].done()]
-            moving = next((episode for episode in episodes if not episode.rests(bool(due))), None)
+            moving = next((episode for episode in episodes if not episode.rests()), None)
             passes = 0 if moving else passes + 1
             if moving and loop.time() > deadline:
                 raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{moving.line()}.")
             pause = min(pause + SHORTEST_PAUSE, LONGEST_PAUSE) if is_quiet else 0.0
-            if due and is_quiet and not moving:
-                await self._call(due[0][0], [call for function, *call in due if function == due[0][0]])
+            if self._calls and is_quiet and not moving:
+                calls, self._calls[:] = [*self._calls], []
+                is_quiet = False
+                with task_code(f"{self.name}, in `agents.call`,"):
+                    await asyncio.wait_for(asyncio.to_thread(self._call, calls), self.timeout)
+                for place, _, future in calls:  # together and in their order, so that a fork goes on as its branch did
+                    result, give = self._results[place], future.set_result
+                    if isinstance(result, TaskError):
+                        give = future.set_exception
+                    else:
+                        with contextlib.suppress(Exception):  # what cannot be copied is shared
+                            result = pickle.loads(pickle.dumps(result))
+                    if not future.done():
+                        give(result)
 
-    async def _call(self, function: Callable, calls: list[Any]) -> None:
-        """Calls a function once for all that wait for it, each given by its argument and the future of its result."""
-        with task_code(f"The function `{function_name(function)}`"):
-            arguments, futures = zip(*calls, strict=True)
-            results = await asyncio.wait_for(asyncio.to_thread(function, [*arguments]), self.timeout)
-            for future, result in zip(futures, results, strict=True):
-                if not future.done():
-                    future.set_result(result)
+    def _call(self, calls: list[Any]) -> None:
+        """Calls each function once for all calls that wait for it and have no earlier result."""
+        for function in dict.fromkeys(place[0] for place, *_ in calls):
+            own = {place: x for place, x, _ in calls if place[0] == function and place not in self._results}
+            try:
+                with task_code(f"The function `{function_name(function)}`"):
+                    results = function([*own.values()]) if own else []
+                    self._results |= zip(own, results, strict=True)
+            except TaskError as error:
+                self._results |= dict.fromkeys(own, error)
 
     def _check_end(self, episode: Episode) -> None:
         """Raises the error of an episode that has ended, and ends its parts."""
@@ -554,13 +573,11 @@ def closing_at_sigterm() -> Iterator[None]:
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
     tasks = [task for episode in episodes for task in (episode.task, *episode.parts)]
-    running = [task for task in tasks if not task.done()]
     for episode in episodes:
         episode.out_of_turns = True
-    for task in running:
+    for task in tasks:
         task.cancel()
-    if running:
-        await asyncio.wait(running, timeout=CLOSING_SECONDS)
+    await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # has been seen: it came while the task ended, or after another error

@@ -305,32 +305,3 @@ def read_packed(
         stored = (layer.keys, layer.values)
         layer.keys, layer.values = (x.transpose(1, 2).flatten(0, 1)[table].transpose(1, 2) for x in stored)
     return cache
-
-
-def run_ends(
-    model: torch.nn.Module,
-    backbone: PreTrainedModel,
-    input_ids: torch.Tensor,
-    position_ids: torch.Tensor,
-    readers: torch.Tensor,
-    ends: torch.Tensor,
-) -> ModelOutput:
-    """
-    Runs a sequence classifier on packed rows. Its head sees only the last token of each sequence.
-
-    Args:
-        model (`torch.nn.Module`): The classifier, perhaps wrapped.
-        backbone ([`~transformers.PreTrainedModel`]): The part of it below its head.
-        input_ids, position_ids, readers (`torch.Tensor`): Packed rows, see [`pack`].
-        ends (`torch.Tensor` of shape `(num_sequences,)`): The place of each last token in the flattened rows.
-    """
-
-    def read(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        mask = mask_of(readers, position_ids, backbone.dtype)
-        return (input_ids,), {**kwargs, "attention_mask": mask, "position_ids": position_ids}
-
-    def choose(module: torch.nn.Module, args: Any, outputs: Any) -> None:
-        outputs.last_hidden_state = outputs.last_hidden_state.flatten(0, 1)[ends][:, None]
-
-    with backbone.register_forward_pre_hook(read, with_kwargs=True), backbone.register_forward_hook(choose):
-        return model(input_ids=ends[:, None], use_cache=False)  # the head looks for padding in these, and finds none

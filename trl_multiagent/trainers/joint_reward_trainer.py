@@ -13,7 +13,7 @@ from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.modeling_layers import GenericForSequenceClassification
-from transformers.utils import logging
+from transformers.utils import ModelOutput, logging
 from trl import RewardTrainer
 
 from trl_multiagent.folders import write_json
@@ -21,7 +21,7 @@ from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.packing import can_pack, pack_ends, run_ends
+from trl_multiagent.models.packing import can_pack, mask_of, pack_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
@@ -285,6 +285,35 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         place = self.hub_model_id or str(Path(self.args.output_dir).absolute())  # a folder until the repository exists
         with temporarily_set(self, hub_model_id=place):  # the card's snippet loads it
             super().create_model_card(*args, **kwargs)
+
+
+def run_ends(
+    model: torch.nn.Module,
+    backbone: PreTrainedModel,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    readers: torch.Tensor,
+    ends: torch.Tensor,
+) -> ModelOutput:
+    """
+    Runs a sequence classifier on packed rows. Its head sees only the last token of each sequence.
+
+    Args:
+        model (`torch.nn.Module`): The classifier, perhaps wrapped.
+        backbone ([`~transformers.PreTrainedModel`]): The part of it below its head.
+        input_ids, position_ids, readers (`torch.Tensor`): Packed rows, see [`~models.packing.pack_ends`].
+        ends (`torch.Tensor` of shape `(num_sequences,)`): The place of each last token in the flattened rows.
+    """
+
+    def read(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        mask = mask_of(readers, position_ids, backbone.dtype)
+        return (input_ids,), {**kwargs, "attention_mask": mask, "position_ids": position_ids}
+
+    def choose(module: torch.nn.Module, args: Any, outputs: Any) -> None:
+        outputs.last_hidden_state = outputs.last_hidden_state.flatten(0, 1)[ends][:, None]
+
+    with backbone.register_forward_pre_hook(read, with_kwargs=True), backbone.register_forward_hook(choose):
+        return model(input_ids=ends[:, None], use_cache=False)  # the head looks for padding in these, and finds none
 
 
 def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int) -> tuple[Dataset, Dataset | None]:
