@@ -14,6 +14,7 @@ apart. Their helper returns a list.
 """
 
 import ast
+import inspect
 
 
 # Of each problem: its call, the task, and the code of aux and of main
@@ -107,14 +108,20 @@ def question(call, task, request):
 
 
 def told(item):
-    """Returns the call of an item's function, and its task in prose; feedback in its place stays as it is."""
+    """
+    Returns the call of an item's function, and its task in prose, after other functions that its prompt defines. What
+    is no such problem, as feedback in its place, stays as it is.
+    """
     try:
-        tree = ast.parse(item["prompt"])
-    except SyntaxError:
+        functions = [x for x in ast.parse(item["prompt"]).body if isinstance(x, ast.FunctionDef)]
+        (function,) = [x for x in functions if x.name == item["entry_point"]][-1:]
+    except (SyntaxError, ValueError):
         return item["entry_point"], item["prompt"]
-    (function,) = [x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == item["entry_point"]][-1:]
-    task = "\n".join(line.strip() for line in (ast.get_docstring(function) or "").split("\n"))
-    return f"{function.name}({ast.unparse(function.args)})", task
+    values = [x.value for x in function.body if isinstance(x, ast.Expr)]  # the text may follow an import
+    texts = [x.value for x in values if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+    lines = [line.strip() for line in inspect.cleandoc(texts[0]).split("\n")] if texts else [item["prompt"]]
+    others = [ast.unparse(x) for x in functions if x.name != function.name]
+    return f"{function.name}({ast.unparse(function.args)})", "\n\n".join([*others, "\n".join(lines)])
 
 
 def told_in_short(item):

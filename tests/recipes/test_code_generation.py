@@ -1,6 +1,7 @@
 """The recipe scripts, run as users run them."""
 
 import json
+import re
 import shlex
 import shutil
 from functools import partial
@@ -123,11 +124,15 @@ def test_prompts_for_small_models_tell_the_task_in_prose_after_solved_problems(n
     for item in items:
         chats = [prompts.aux(item), prompts.main(item), prompts.alone(item)]
         assert all([x["role"] for x in chat] == ["user", "assistant"] * 2 + ["user"] for chat in chats)
-        assert all("def " not in chat[-1]["content"] for chat in chats)
+        # Without the function that a task names, it cannot be solved
+        others = [x for x in re.findall(r"^def (\w+)", item["prompt"], re.MULTILINE) if x != item["entry_point"]]
+        assert all(re.findall(r"def (\w+)", chat[-1]["content"]) == others for chat in chats)
+        assert all(chat[-1]["content"].strip().count("\n") for chat in chats)  # the task, and what to do
         assert all(f"`{item['entry_point']}(" in chat[-1]["content"] for chat in chats)
     told = prompts.main(PROBLEM)[-1]["content"]
     assert told.startswith("Double x.\n") and "`f(x)` with calls of `aux(x)`" in told
-    assert prompts.main({**PROBLEM, "prompt": "Result: it fails"})[-1]["content"].startswith("Result: it fails\n")
+    for feedback in ("Result: it fails", "Wrong", "def g(x):\n    return x"):
+        assert prompts.main({**PROBLEM, "prompt": feedback})[-1]["content"].startswith(f"{feedback}\n")
 
 
 def test_prompts_for_small_problems_leave_out_examples():
