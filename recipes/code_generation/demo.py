@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from trl_multiagent import cli
-from trl_multiagent.configs.recipes.real.demo import UNTRAINED, talks_of
+from trl_multiagent.configs.recipes.real.demo import UNTRAINED, run_since, talks_of
 
 
 CONFIG = "magrpo_demo_coder"
@@ -16,14 +16,10 @@ HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 
 
 def main(arguments: list[str], model: str = HUB, folder: Path = Path("outputs/demo-code"), items: int = 3) -> None:
-    start, override = time.monotonic(), arguments if "--override" in arguments else [*arguments, "--override"]
-    settings = override[override.index("--override") + 1 :]
-    settings += [f"output.base_dir={folder}", f"agent_model.name={model}"]
-    cli.main(
-        ["train", "magrpo", "--config", CONFIG, *override[: override.index("--override")], "--override", *settings]
-    )
-    minutes = (time.monotonic() - start) / 60
-    run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
+    start, settings = time.time(), [f"output.base_dir={folder}", f"agent_model.name={model}"]
+    cli.main(["train", "magrpo", "--config", CONFIG, *arguments, "--override", *settings])
+    minutes = (time.time() - start) / 60
+    run = run_since(start, folder)
     for team, output in ((model, UNTRAINED), (str(run), "evaluation")):
         options = ["--config", str(run / "config.yaml"), "--split", f"test[:{items}]", "--num_episodes", "1"]
         cli.main(["evaluate", team, *options, "--temperature", "0", "--output_dir", str(run / output)])

@@ -5,6 +5,8 @@ were not trained on: `make demo-real`. It takes the options of `trl-multiagent t
 
 import argparse
 import json
+import sys
+import time
 from pathlib import Path
 
 from trl_multiagent import cli
@@ -16,13 +18,21 @@ POLICIES = ("untrained", "trained", "trained, messages cut", "trained, messages 
 
 
 def main(arguments: list[str], folder: Path = Path("outputs/demo-real"), items: int = 3) -> None:
-    model = smollm2()
+    model, start = smollm2(), time.time()
     cli.main(["train", "magrpo", "--config", "hidden", *arguments, "--override", f"output.base_dir={folder}"])
-    run = max((path for path in folder.iterdir() if (path / "team.json").is_file()), key=lambda x: x.stat().st_mtime)
+    run = run_since(start, folder)
     for team, output, ablation in ((model, UNTRAINED, []), (str(run), "evaluation", ["--ablate", "messages"])):
         options = ["--config", str(run / "config.yaml"), "--num_episodes", "1", *ablation]
         cli.main(["evaluate", team, *options, "--output_dir", str(run / output)])
     print(summary(run, items))
+
+
+def run_since(start: float, folder: Path) -> Path:
+    """Returns the folder of the last run that has saved its team since a time. Without any, ends the program."""
+    teams = [(path.stat().st_mtime, path.parent) for path in folder.glob("*/team.json")]
+    if not teams or max(teams)[0] < start:
+        sys.exit(f"No team was saved in {folder}, so there is nothing to show.")
+    return max(teams)[1]
 
 
 def policies_of(run: Path) -> dict[str, tuple[Path, dict]]:

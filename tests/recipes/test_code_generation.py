@@ -173,6 +173,8 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
         "report.html",
     ]
     assert all(word in shown for word in words), shown
+    with pytest.raises(SystemExit, match="nothing to show"):  # the earlier run is another one
+        demo.main(["--override", *settings, "--dry_run"], str(tmp_path / "model"), tmp_path / "run")
 
 
 # A run that continues a checkpoint
