@@ -8,13 +8,19 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
     python -m benchmarks.learning.coder --answers 10 --show --folder runs # with answers before and after
     python -m benchmarks.learning.coder --smoke                           # seconds: whether it runs
 
-A row is a policy. On the first 32 held-out problems of the demo, `small_untrained` is the untrained team with the
-prompts of recipes/code_generation/prompts.py, and `small_trained` is this team after `magrpo_demo_coder`, also with
-two more seeds; `small_alone` and `small_alone_trained` are one agent. On the 16 held-out problems of CoopHumanEval,
-`published` and `untrained` are the untrained team with the published prompts and with ours, and `trained` is the
-latter after `magrpo_che_coder`; `alone` and `alone_trained` are one agent. All answer once, greedily. Both rewards are
-computed from the same answers. Intervals (95 %) are over problems; intervals of differences are Student's, over the
-differences of each problem.
+A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
+untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
+prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
+a third of the rate, twice as long; `small_iac` is the team after `iac_demo_coder`. `small_alone` and
+`small_alone_trained` are one agent that is shown the same solved problems with both functions, `small_alone_plain` and
+`small_alone_plain_trained` one that is shown a single function for each.
+
+The other rows answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the untrained team with
+the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; `alone` and `alone_trained`
+are one agent.
+
+All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
+intervals of differences are Student's, over the differences of each problem.
 
 A training that was interrupted goes on from its last checkpoint. `--arguments` go to both trainers, and make no
 difference to rows that are there. A row that is not there is marked.
@@ -37,6 +43,8 @@ from trl_multiagent.runs.run import run_recipe
 
 # Name of each row -> its configuration, its changes, and whether it is trained
 SMALL = ["dataset.eval_split=test[:32]"]
+PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
+PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
 ROWS: dict[str, tuple[str, list[str], bool]] = {
     "small_untrained": ("magrpo_demo_coder", SMALL, False),
     "small_trained": ("magrpo_demo_coder", SMALL, True),
@@ -44,7 +52,16 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
     "small_trained_3": ("magrpo_demo_coder", [*SMALL, "seed=3"], True),
     "small_alone": ("grpo_demo_coder", SMALL, False),
     "small_alone_trained": ("grpo_demo_coder", SMALL, True),
-    "published": ("magrpo_che_coder", ["prompt_files.aux=null", "prompt_files.main=null"], False),
+    "small_alone_plain": ("grpo_demo_coder", [*SMALL, PLAIN], False),
+    "small_alone_plain_trained": ("grpo_demo_coder", [*SMALL, PLAIN], True),
+    "small_published": ("magrpo_demo_coder", [*SMALL, *PUBLISHED], False),
+    "small_slow": (
+        "magrpo_demo_coder",
+        [*SMALL, "magrpo.learning_rate=1.0e-4", "magrpo.max_steps=20"],
+        True,
+    ),
+    "small_iac": ("iac_demo_coder", SMALL, True),
+    "published": ("magrpo_che_coder", PUBLISHED, False),
     "untrained": ("magrpo_che_coder", [], False),
     "trained": ("magrpo_che_coder", [], True),
     "alone": ("grpo_mbpp_coder", ["dataset.name=coophumaneval", "dataset.eval_split=[:16]"], False),
@@ -57,12 +74,17 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
 COMPARED = (
     *(("small_untrained", f"small_trained{seed}") for seed in ("", "_2", "_3")),
     ("small_alone", "small_alone_trained"),
-    ("small_alone_trained", "small_trained"),
+    ("small_alone_plain", "small_alone_plain_trained"),
+    *((f"small_alone{kind}_trained", f"small_trained{s}") for kind in ("", "_plain") for s in ("", "_2", "_3")),
+    ("small_published", "small_untrained"),
+    ("small_untrained", "small_slow"),
+    ("small_untrained", "small_iac"),
     ("published", "untrained"),
     ("untrained", "trained"),
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
 )
+LENGTHS = (16, 24, 32, 40, 48, 56, 72)  # of the tokens that one waits for
 METRICS = {
     "paper_reward": "published",
     "earned_reward": "earned",
@@ -98,7 +120,7 @@ def main() -> None:
         for row in () if options.show else options.rows:
             measure(row, options, folder)
         found = {row: episodes_of(folder / row) for row in ROWS}
-        for line in [*table(found, folder), "", *differences(found)]:
+        for line in [*table(found, folder), "", *chains(found), "", *differences(found)]:
             print(line)
         for kind in ("small_", ""):
             pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
@@ -136,6 +158,16 @@ def values(episodes: list[dict[str, Any]], metric: str) -> np.ndarray:
     return np.array([episode["turns"][-1]["metrics"].get(metric, 0.0) for episode in episodes])
 
 
+def tokens_of(episodes: list[dict[str, Any]], kind: Any = max) -> np.ndarray:
+    """Returns the tokens that one waits for in each episode, where agents answer at the same time, or their `sum`."""
+    return np.array([sum(kind(turn["tokens"].values()) for turn in episode["turns"]) for episode in episodes])
+
+
+def solved_within(episodes: list[dict[str, Any]], tokens: int) -> np.ndarray:
+    """Returns whether each problem is solved by an answer for which one waits no longer than a number of tokens."""
+    return (values(episodes, "passed") == 1) & (tokens_of(episodes) <= tokens)
+
+
 def table(found: dict[str, list[dict[str, Any]]], folder: Path) -> list[str]:
     """Returns the table as Markdown."""
     head = [*METRICS.values(), "parses", "aux defined", "used", "size share", "tokens", "longest chain", "steps"]
@@ -156,11 +188,20 @@ def row_of(episodes: list[dict[str, Any]], folder: Path) -> list[str]:
     defined = np.isin(values(episodes, "definition_reward").round(1), (0.4, 1.0))
     shares = [values(episodes, "syntax_valid_rate").mean()]
     shares += [defined.mean(), used.mean(), values(episodes, "size_share").mean()] if is_team else []
-    # Agents of one turn answer at the same time
-    tokens = [[sum(kind(turn["tokens"].values()) for turn in x["turns"]) for kind in (sum, max)] for x in episodes]
-    counts = [f"{x:.0f}" for x in np.mean(tokens, axis=0)]
+    counts = [f"{tokens_of(episodes, kind).mean():.0f}" for kind in (sum, max)]
     steps = max((int(path.name.split("-")[1]) for path in folder.glob("run/checkpoint-*")), default=0)
     return [*cells, *[f"{x:.2f}" for x in shares], *[""] * (4 - len(shares)), *counts, str(steps)]
+
+
+def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Returns, as Markdown, the share of problems that each policy solves within a number of tokens."""
+    head = ["solved within", *[f"{length} tokens" for length in LENGTHS]]
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    for row, episodes in found.items():
+        if episodes:
+            shares = [f"{solved_within(episodes, length).mean():.2f}" for length in LENGTHS]
+            lines.append(f"| `{row}` | {' | '.join(shares)} |")
+    return lines
 
 
 def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -171,6 +212,12 @@ def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
             difference = values(found[after], metric) - values(found[before], metric)
             low, high = t_interval(difference, 0.95)
             lines.append(f"{after} - {before}, {name}: {difference.mean():+.2f} [{low:.2f}, {high:.2f}]")
+        # The claim of a team is time, so its comparison with one agent is made at equal waiting
+        for length in LENGTHS if "alone" in before and found[before] and found[after] else ():
+            solved = [solved_within(found[row], length).astype(float) for row in (after, before)]
+            low, high = t_interval(np.subtract(*solved), 0.95)
+            name = f"within {length} tokens"
+            lines.append(f"{after} - {before}, {name}: {np.subtract(*solved).mean():+.2f} [{low:.2f}, {high:.2f}]")
     return lines
 
 

@@ -9,8 +9,8 @@ reading each other's code.
       aux: trl_multiagent.configs.recipes.code_generation.prompts:aux
       main: trl_multiagent.configs.recipes.code_generation.prompts:main  # of an agent that works alone: `alone`
 
-`list_aux`, `list_main` and `list_alone` are for the small problems of the demo, of which each takes a list or a text
-apart. Their helper returns a list.
+`list_aux`, `list_main`, `list_alone` and `list_plain` are for the small problems of the demo, of which each takes a
+list or a text apart. Their helper returns a list.
 """
 
 import ast
@@ -44,6 +44,13 @@ LISTS = (
         "Find the middle one of the halves of the multiples of 4 in xs.",
         "def aux(xs):\n    return [x for x in xs if x % 4 == 0]",
         "def middle_half_fours(xs):\n    ys = [y // 2 for y in aux(xs)]\n    return ys[len(ys) // 2]",
+    ),
+)
+PLAIN = (
+    (*LISTS[0][:2], "def total_tenfold_big(xs):\n    return sum(x * 10 for x in xs if x > 20)"),
+    (
+        *LISTS[1][:2],
+        "def middle_half_fours(xs):\n    ys = [x // 2 for x in xs if x % 4 == 0]\n    return ys[len(ys) // 2]",
     ),
 )
 HELPER = "x is one element of the list, or else the argument. Code only."
@@ -81,6 +88,11 @@ def list_main(item):
 def list_alone(item):
     """Returns the first messages of an agent that solves a small problem by itself."""
     return chat(LISTS, *told_in_short(item), ALONE, both)
+
+
+def list_plain(item):
+    """Returns the same with solved problems of one function each."""
+    return chat(PLAIN, *told_in_short(item), ALONE, str)
 
 
 def helper(aux, main):
