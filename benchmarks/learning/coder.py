@@ -84,7 +84,7 @@ COMPARED = (
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
 )
-LENGTHS = (16, 24, 32, 40, 48, 56, 72)  # of the tokens that one waits for
+LENGTHS = (24, 28, 32, 40, 48)  # of the tokens that one waits for
 METRICS = {
     "paper_reward": "published",
     "earned_reward": "earned",

@@ -16,6 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 AUX, MAIN = ("#4c78a8", "#e8f0f8"), ("#f58518", "#fdf0e2")
 RIGHT, WRONG, GREY = "#2e7d32", "#b3261e", "#555555"
 SEEDS = ("small_trained", "small_trained_2", "small_trained_3")
+ALONE = ("small_alone_trained", "small_alone_plain_trained")  # a single agent, shown two functions or one
 ITEMS = (0, 3)  # numbers of held-out problems
 LINE = 0.24  # height of a line of code
 FILE = Path(__file__).resolve().with_name("code.png")
@@ -39,9 +40,24 @@ def draw_curves(axes, folder):
             rewards = [step["reward"] for step in steps if "reward" in step]
             axes.plot(range(1, len(rewards) + 1), rewards, marker=".", label=f"seed {number}")
     axes.set(xlabel="step of 32 joint answers", ylabel="mean joint reward", ylim=(0, 4.1))
-    axes.axhline(2.1, color=GREY, lw=0.8, ls="--")
-    axes.text(10, 2.13, "most that main earns alone", fontsize=8.5, color=GREY, ha="right")
-    axes.legend(loc="lower right", frameon=False)
+    axes.axhline(2.1, color=GREY, lw=0.8, ls="--", label="most without aux")
+    axes.legend(loc="lower right", frameon=False, fontsize=8, labelspacing=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_waits(axes, folder):
+    """Draws the share of problems that each policy solves within a number of tokens that one waits for."""
+    for row in (*SEEDS, *ALONE):
+        if (folder / row / "evaluation.json").is_file():
+            found = [episode["turns"][0] for episode in episodes(folder / row)]
+            waits = [max(turn["tokens"].values()) for turn in found if turn["metrics"]["passed"] == 1]
+            shares = [sum(wait <= limit for wait in waits) / len(found) for limit in range(20, 49)]
+            style = {"color": GREY, "ls": "--"} if row in ALONE else {}
+            axes.step(
+                range(20, 49), shares, where="post", label="one trained agent" if row == ALONE[0] else None, **style
+            )
+    axes.set(xlabel="tokens that one waits for", ylabel="problems solved", ylim=(0, 1))
+    axes.legend(loc="lower right", frameon=False, fontsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -77,7 +93,8 @@ def draw_answers(axes, before, after):
 
 def draw(folder, path=FILE):
     figure = Figure(figsize=(11.5, 4.6))
-    draw_curves(figure.add_axes((0.05, 0.12, 0.24, 0.84)), folder)
+    draw_curves(figure.add_axes((0.05, 0.62, 0.24, 0.35)), folder)
+    draw_waits(figure.add_axes((0.05, 0.12, 0.24, 0.35)), folder)
     axes = figure.add_axes((0.33, 0, 0.67, 1))
     draw_answers(axes, *(episodes(folder / row) for row in ("small_untrained", "small_trained")))
     figure.savefig(path, dpi=110)
