@@ -35,7 +35,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
             pass_at_k(*wrong)
 
 
-COSTS = ("calls", "generated_tokens", "wall_seconds")
+COSTS = ("calls", "generated_tokens", "waited_tokens", "wall_seconds")
 UNIT, UNKNOWN = [(0.0, 1.0)], [(-np.inf, np.inf)]
 
 
@@ -133,7 +133,8 @@ def test_numbers_of_transcripts_by_hand():
     assert numbers["turn_1"] == {"reward": 1.0, "pass@1": 0.5, "pass@2": 0.5, "passed": 0.5}
     assert numbers["turn_2"] == {"reward": 3.0, "pass@1": 0.75, "pass@2": 1.0, "passed": 0.75}
     assert numbers["final"] == {"return": 2.5, **numbers["turn_2"]}
-    cost = {"episodes": 4, "calls": 16, "generated_tokens": 40, "prompt_tokens": 16, "wall_seconds": 2.0}
+    cost = {"episodes": 4, "calls": 16, "generated_tokens": 40, "waited_tokens": 24}
+    cost |= {"prompt_tokens": 16, "wall_seconds": 2.0}
     assert result.cost == cost
     gap = numbers_of([result], config, [result])
     assert gap["final"]["pass@1"].low < -0.5 and gap["final"]["pass@1"].high > 0.5  # two equal items show little

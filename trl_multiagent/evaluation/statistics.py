@@ -306,14 +306,15 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
 
 def total_cost(records: Records) -> dict[str, float]:
     """
-    Sums the cost of the episodes. A call is one completion; the wall time of a batch includes
-    scoring.
+    Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn. The wall time
+    of a batch includes scoring.
     """
     turns = [turn for record in records for turn in record["turns"]]
     return {
         "episodes": len(records),
         "calls": sum(len(turn["tokens"]) for turn in turns),
         "generated_tokens": sum(sum(turn["tokens"].values()) for turn in turns),
+        "waited_tokens": sum(max(turn["tokens"].values(), default=0) for turn in turns),
         "prompt_tokens": sum(sum(turn["prompt_tokens"].values()) for turn in turns),
         "wall_seconds": sum(x["timing"]["batch_seconds"] / x["timing"]["batch_episodes"] for x in records),
     }

@@ -44,7 +44,10 @@ DIFFERENCE_NOTE = (
     "In brackets: an interval that is right for any values within the range of the metric. With {} items, {} "
     "t: Student's paired interval, which is narrower, and too narrow if a few items decide the mean."
 )
-COST_NOTE = "Calls, generated tokens and Wall s are per episode. Wall s is the wall time of the batches, with scoring."
+COST_NOTE = (
+    "Calls, tokens and wall s are per episode. Waited for: the tokens of the longest answer of each turn. "
+    "Wall s is the wall time of the batches, with scoring."
+)
 
 
 @dataclass
@@ -166,14 +169,15 @@ class Report:
         rates = [*(f"pass@{k}" for k in self.config.pass_at), PASSED_HIDDEN]
         metrics = ["return", *[name for name in rates if any(x.column(name) is not None for x in self.shown)]]
         headings = ["pass@1, hidden tests" if name == PASSED_HIDDEN else name for name in metrics]
-        rows = [["", *headings, "calls", "tokens", "wall s"]]
+        rows = [["", *headings, "calls", "tokens", "waited for", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            costs = [f"{cost['calls']:.1f}", f"{cost['generated_tokens']:.1f}", f"{cost['wall_seconds']:.3f}"]
+            costs = [f"{cost[name]:.1f}" for name in ("calls", "generated_tokens", "waited_tokens")]
+            costs.append(f"{cost['wall_seconds']:.3f}")
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
-            rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", ""])
+            rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", "", ""])
         lines = text_table(rows)
         if len(metrics) == 1:
             problem = f"the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."

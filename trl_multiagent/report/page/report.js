@@ -195,7 +195,8 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
     return {title, note, columns, rows: Object.entries(rows).map(([name, row]) => ({name, cells: names.map(x => row[x])}))};
   };
   const differences = {differences: "The team minus the baseline", control: "The team minus a model trained at its cost", contributions: "The team minus the team without a part"};
-  const costs = {"calls": p => p.cost_per_episode.calls, "generated tokens": p => p.cost_per_episode.generated_tokens, "wall seconds": p => p.cost_per_episode.wall_seconds,
+  const costs = {"calls": p => p.cost_per_episode.calls, "generated tokens": p => p.cost_per_episode.generated_tokens,
+    "tokens waited for": p => p.cost_per_episode.waited_tokens, "wall seconds": p => p.cost_per_episode.wall_seconds,
     "latency, s": p => p.speed?.latency, "tokens per second": p => p.speed?.tokens_per_second};
   const cost = Object.entries(policies).map(([name, policy]) => ({name, cells: Object.values(costs).map(of => of(policy) === undefined ? null : {mean: of(policy)})}));
   const byTurn = ([name, {results: {final, ...turns}}]) => ({
