@@ -306,8 +306,8 @@ def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) 
 
 def total_cost(records: Records) -> dict[str, float]:
     """
-    Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn. The wall time
-    of a batch includes scoring.
+    Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn. The wall
+    time of a batch includes scoring.
     """
     turns = [turn for record in records for turn in record["turns"]]
     return {
