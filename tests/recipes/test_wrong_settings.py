@@ -357,6 +357,7 @@ except SystemExit:
         "`magrpo.num_generations` is 'few'": [*training, "--override", "magrpo.num_generations=few"],
         "`peft.r`": [*training, "--override", "peft.r=-1"],
         "the section `grpo` cannot be used": [*training, "--override", "grpo.num_turns=2"],
+        "'nope', but there is no such folder": [*training, "--resume_from_checkpoint", "nope"],
         "nothing can be written to /proc": [*training, "--output_dir", "/proc/x"],
         "did you mean `magrpo.learning_rate`?": ["plan", "--config", "magrpo_he", "--override", "magrpo.lr=3"],
         "'nope' is no folder of a run that tells the task": ["evaluate", "nope"],

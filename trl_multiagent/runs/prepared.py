@@ -40,6 +40,7 @@ from trl_multiagent.runs.run import check_folder, end_on_wrong_input, end_with_o
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_repo_id, make_training_args, run_id, task_settings
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
+from trl_multiagent.settings.schema import AUTO
 from trl_multiagent.team.adapters import check_adapter_names
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.critics import model_names
@@ -55,7 +56,6 @@ EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_toke
 
 # Arguments with roles as keys or entries
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
-AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
 NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
 # transformers cannot detect the packages of these values of `report_to`
 NOT_DETECTED = ("azure_ml", "flyte")
@@ -259,8 +259,6 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     broadcast_object_list(names)
     folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
     if isinstance(resume, str) and resume != AUTO:
-        if not Path(resume).is_dir():
-            raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
         return output_dir or str(Path(resume).parent), resume
     if resume and output_dir is None and name is None:
         raise ConfigError(NO_FOLDER)

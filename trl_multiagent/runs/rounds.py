@@ -52,7 +52,6 @@ from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import (
-    AUTO,
     check_folder,
     check_results,
     check_run,
@@ -66,7 +65,7 @@ from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_s
 from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
 from trl_multiagent.settings.derive import Settings, argument_errors, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
-from trl_multiagent.settings.schema import PEFT_DEFAULTS, RewardSettings
+from trl_multiagent.settings.schema import AUTO, PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig

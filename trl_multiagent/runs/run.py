@@ -35,6 +35,7 @@ from trl_multiagent.settings.read import (
     renamed,
 )
 from trl_multiagent.settings.schema import (
+    AUTO,
     TRL_FLAGS,
     AgentModel,
     TopLevel,
@@ -157,6 +158,9 @@ def read_settings(algorithm: str, task: Tasks, argv: Sequence[str] | None, prog:
     settings.dry_run = arguments.dry_run
     if "output_dir" in settings.arguments:
         check_folder(f"`{algorithm}.output_dir`", Path(settings.arguments["output_dir"]))
+    resume = settings.extras.resume_from_checkpoint
+    if isinstance(resume, str) and resume != AUTO and not Path(resume).is_dir():
+        raise ConfigError(f"`resume_from_checkpoint` is {resume!r}, but there is no such folder.")
     return settings
 
 

@@ -17,6 +17,7 @@ from trl_multiagent.limits import Key, keys_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
 
+AUTO = "auto"  # value of `resume_from_checkpoint`: the last checkpoint in the folder of the run, if there is one
 INHERITED = Path(__file__).with_name("inherited.json")
 Keys = dict[str, Key]  # the settings of a section by name
 
