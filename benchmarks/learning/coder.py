@@ -15,14 +15,14 @@ a third of the rate, twice as long; `small_iac` is the team after `iac_demo_code
 `small_alone_trained` are one agent that is shown the same solved problems with both functions, `small_alone_plain` and
 `small_alone_plain_trained` one that is shown a single function for each.
 
-The other rows answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the untrained team with
-the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; `alone` and `alone_trained`
-are one agent.
+Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
+untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; `alone`
+and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32 problems of MBPP, untrained.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
 
-A training that was interrupted goes on from its last checkpoint. `--arguments` go to both trainers, and make no
+A training that was interrupted goes on from its last checkpoint. `--arguments` go to the trainers, and make no
 difference to rows that are there. A row that is not there is marked.
 """
 
@@ -42,25 +42,25 @@ from trl_multiagent.runs.run import run_recipe
 
 
 # Name of each row -> its configuration, its changes, and whether it is trained
-SMALL = ["dataset.eval_split=test[:32]"]
+FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
 ROWS: dict[str, tuple[str, list[str], bool]] = {
-    "small_untrained": ("magrpo_demo_coder", SMALL, False),
-    "small_trained": ("magrpo_demo_coder", SMALL, True),
-    "small_trained_2": ("magrpo_demo_coder", [*SMALL, "seed=2"], True),
-    "small_trained_3": ("magrpo_demo_coder", [*SMALL, "seed=3"], True),
-    "small_alone": ("grpo_demo_coder", SMALL, False),
-    "small_alone_trained": ("grpo_demo_coder", SMALL, True),
-    "small_alone_plain": ("grpo_demo_coder", [*SMALL, PLAIN], False),
-    "small_alone_plain_trained": ("grpo_demo_coder", [*SMALL, PLAIN], True),
-    "small_published": ("magrpo_demo_coder", [*SMALL, *PUBLISHED], False),
+    "small_untrained": ("magrpo_demo_coder", FIRST, False),
+    "small_trained": ("magrpo_demo_coder", FIRST, True),
+    "small_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2"], True),
+    "small_trained_3": ("magrpo_demo_coder", [*FIRST, "seed=3"], True),
+    "small_alone": ("grpo_demo_coder", FIRST, False),
+    "small_alone_trained": ("grpo_demo_coder", FIRST, True),
+    "small_alone_plain": ("grpo_demo_coder", [*FIRST, PLAIN], False),
+    "small_alone_plain_trained": ("grpo_demo_coder", [*FIRST, PLAIN], True),
+    "small_published": ("magrpo_demo_coder", [*FIRST, *PUBLISHED], False),
     "small_slow": (
         "magrpo_demo_coder",
-        [*SMALL, "magrpo.learning_rate=1.0e-4", "magrpo.max_steps=20"],
+        [*FIRST, "magrpo.learning_rate=1.0e-4", "magrpo.max_steps=20"],
         True,
     ),
-    "small_iac": ("iac_demo_coder", SMALL, True),
+    "small_iac": ("iac_demo_coder", FIRST, True),
     "published": ("magrpo_che_coder", PUBLISHED, False),
     "untrained": ("magrpo_che_coder", [], False),
     "trained": ("magrpo_che_coder", [], True),
@@ -70,6 +70,9 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
         ["dataset.name=coophumaneval", "dataset.train_split=[48:]", "dataset.eval_split=[:16]"],
         True,
     ),
+    "mbpp_published": ("magrpo_mbpp_coder", [*FIRST, *PUBLISHED], False),
+    "mbpp_untrained": ("magrpo_mbpp_coder", FIRST, False),
+    "mbpp_alone": ("grpo_mbpp_coder", FIRST, False),
 }
 COMPARED = (
     *(("small_untrained", f"small_trained{seed}") for seed in ("", "_2", "_3")),
@@ -83,6 +86,8 @@ COMPARED = (
     ("untrained", "trained"),
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
+    ("mbpp_published", "mbpp_untrained"),
+    ("mbpp_alone", "mbpp_untrained"),
 )
 LENGTHS = (24, 28, 32, 40, 48)  # of the tokens that one waits for
 METRICS = {
