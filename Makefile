@@ -36,7 +36,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: setup  ## Train two small agents to write code together (2 to 3 minutes)
+demo: setup  ## Train two small agents to write code together (2 to 5 minutes)
 	$(VENV)/bin/accelerate launch --config_file accelerate_configs/single.yaml \
 		recipes/code_generation/train_magrpo.py --config $(CONFIG) $(ARGS)
 
