@@ -19,13 +19,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.learning.coder import episodes_of
+from benchmarks.learning.coder import difference_of, episodes_of, evaluate, head_of, tokens_of
 from benchmarks.team_run import byte_tokenizer, machine, save_model
-from trl_multiagent.cli import TASKS
 from trl_multiagent.code.sandbox import Sandbox
-from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.models.gguf import converted
-from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 
 
@@ -51,40 +48,32 @@ def main() -> None:
             options.model, options.split = str(folder / "model"), "test[2:4]"
         items = load_class_dataset("classeval", options.split, sandbox).to_list()
         for name, config in POLICIES.items():
-            answer(name, config, options, folder, limits[-1])
+            if not (folder / name / "evaluation.json").is_file():
+                evaluate(options.model, changes_of(config, options), limits[-1], folder / name)
+        episodes = {name: episodes_of(folder / name) for name in POLICIES}
         tokenizer = AutoTokenizer.from_pretrained(converted(options.model, weights=False))
         found = {
-            name: {limit: scored(items, episodes_of(folder / name), tokenizer, limit, sandbox) for limit in limits}
-            for name in POLICIES
+            name: [scored(items, episodes[name], tokenizer, limit, sandbox) for limit in limits] for name in POLICIES
         }
-        waits = {name: waited_for(episodes_of(folder / name)) for name in POLICIES}
+    waits = {name: tokens_of(episodes[name]).mean() for name in POLICIES}
     numbers: dict[str, Any] = {"machine": machine(), "classes": len(items), "waited for": waits}
     for metric, title in METRICS.items():
-        print(f"\n| {title}, {len(items)} classes | {' | '.join(f'{limit} tokens' for limit in limits)} |")
-        print(f"| {' | '.join(['---'] * (len(limits) + 1))} |")
+        print("", *head_of(f"{title}, {len(items)} classes", *[f"{limit} tokens" for limit in limits]), sep="\n")
         for name in POLICIES:
-            numbers[f"{name}, {title}"] = means = [found[name][limit][metric].mean() for limit in limits]
-            print(f"| `{name}` | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-        cells = []
-        for limit in limits:
-            difference = np.subtract(*(found[name][limit][metric] for name in POLICIES))
-            low, high = t_interval(difference, 0.95)
-            cells.append(f"{difference.mean():+.3f} [{low:.3f}, {high:.3f}]")
-        print(f"| difference | {' | '.join(cells)} |")
+            numbers[f"{name}, {title}"] = means = [scores[metric].mean() for scores in found[name]]
+            print(f"| `{name}` | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+        pairs = zip(*found.values(), strict=True)
+        print(f"| difference | {' | '.join(difference_of(team[metric], alone[metric]) for team, alone in pairs)} |")
     for name, wait in waits.items():
         print(f"{name}: one waits for {wait:.0f} tokens")
     options.output.write_text(json.dumps(numbers, indent=2) + "\n")
 
 
-def answer(name: str, config: str, options: argparse.Namespace, folder: Path, limit: int) -> None:
-    """Lets a policy answer to all classes once, unless it has."""
-    if (folder / name / "evaluation.json").is_file():
-        return
-    section = config.split("_")[0]
-    changes = [f"agent_model.name={options.model}", f"dataset.eval_split={options.split}", f"{section}.num_turns=1"]
-    sampling = ["--num_episodes", "1", "--temperature", "0", "--max_completion_length", str(limit)]
-    arguments = [options.model, "--task", "class_completion", "--config", config, "--override", *changes, *sampling]
-    run_evaluation(TASKS, [*arguments, "--output_dir", str(folder / name)], "benchmark")
+def changes_of(config: str, options: argparse.Namespace) -> list[str]:
+    """Returns the arguments that choose a configuration, with the model and the classes."""
+    changes = [f"agent_model.name={options.model}", f"dataset.eval_split={options.split}"]
+    changes.append(f"{config.split('_')[0]}.num_turns=1")
+    return ["--task", "class_completion", "--config", config, "--override", *changes]
 
 
 def scored(
@@ -106,11 +95,6 @@ def scored(
 
 def cut(text: str, tokenizer: PreTrainedTokenizerBase, limit: int) -> str:
     return tokenizer.decode(tokenizer(text, add_special_tokens=False).input_ids[:limit])
-
-
-def waited_for(episodes: list[dict[str, Any]]) -> float:
-    """Returns the mean length of the longest answer, in tokens."""
-    return float(np.mean([max(episode["turns"][0]["tokens"].values()) for episode in episodes]))
 
 
 if __name__ == "__main__":

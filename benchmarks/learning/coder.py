@@ -146,10 +146,14 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
         run_recipe(section, TASKS, [*changes, *own, "--resume_from_checkpoint", "auto"], "benchmark")
+    evaluate(str(run) if is_trained else options.model, changes, options.tokens, folder / row)
+
+
+def evaluate(team: str, changes: list[str], tokens: int | None, folder: Path) -> None:
+    """Lets a team answer once, greedily, with at most so many tokens (by default, as in training)."""
     sampling = ["--num_episodes", "1", "--temperature", "0"]
-    sampling += ["--max_completion_length", str(options.tokens)] if options.tokens else []
-    team = str(run) if is_trained else options.model
-    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder / row)], "benchmark")
+    sampling += ["--max_completion_length", str(tokens)] if tokens else []
+    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder)], "benchmark")
 
 
 def episodes_of(folder: Path) -> list[dict[str, Any]]:
@@ -176,7 +180,7 @@ def solved_within(episodes: list[dict[str, Any]], tokens: int) -> np.ndarray:
 def table(found: dict[str, list[dict[str, Any]]], folder: Path) -> list[str]:
     """Returns the table as Markdown."""
     head = [*METRICS.values(), "parses", "aux defined", "used", "size share", "tokens", "longest chain", "steps"]
-    lines = [f"| row | {' | '.join(head)} |", f"| {' | '.join(['---'] * (len(head) + 1))} |"]
+    lines = head_of("row", *head)
     for row, episodes in found.items():
         cells = row_of(episodes, folder / row) if episodes else ["not measured"] + [""] * (len(head) - 1)
         lines.append(f"| `{row}` | {' | '.join(cells)} |")
@@ -198,10 +202,21 @@ def row_of(episodes: list[dict[str, Any]], folder: Path) -> list[str]:
     return [*cells, *[f"{x:.2f}" for x in shares], *[""] * (4 - len(shares)), *counts, str(steps)]
 
 
+def head_of(*titles: str) -> list[str]:
+    """Returns the first two lines of a table in Markdown."""
+    return [f"| {' | '.join(titles)} |", f"| {' | '.join(['---'] * len(titles))} |"]
+
+
+def difference_of(after: np.ndarray, before: np.ndarray) -> str:
+    """Returns the mean difference of each problem, with its interval."""
+    difference = np.subtract(after, before, dtype=float)
+    low, high = t_interval(difference, 0.95)
+    return f"{difference.mean():+.2f} [{low:.2f}, {high:.2f}]"
+
+
 def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Returns, as Markdown, the share of problems that each policy solves within a number of tokens."""
-    head = ["solved within", *[f"{length} tokens" for length in LENGTHS]]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join(['---'] * len(head))} |"]
+    lines = head_of("solved within", *[f"{length} tokens" for length in LENGTHS])
     for row, episodes in found.items():
         if episodes:
             shares = [f"{solved_within(episodes, length).mean():.2f}" for length in LENGTHS]
@@ -214,15 +229,12 @@ def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     lines = []
     for before, after in COMPARED:
         for metric, name in METRICS.items() if found[before] and found[after] else ():
-            difference = values(found[after], metric) - values(found[before], metric)
-            low, high = t_interval(difference, 0.95)
-            lines.append(f"{after} - {before}, {name}: {difference.mean():+.2f} [{low:.2f}, {high:.2f}]")
+            difference = difference_of(*(values(found[row], metric) for row in (after, before)))
+            lines.append(f"{after} - {before}, {name}: {difference}")
         # The claim of a team is time, so its comparison with one agent is made at equal waiting
         for length in LENGTHS if "alone" in before and found[before] and found[after] else ():
-            solved = [solved_within(found[row], length).astype(float) for row in (after, before)]
-            low, high = t_interval(np.subtract(*solved), 0.95)
-            name = f"within {length} tokens"
-            lines.append(f"{after} - {before}, {name}: {np.subtract(*solved).mean():+.2f} [{low:.2f}, {high:.2f}]")
+            difference = difference_of(*(solved_within(found[row], length) for row in (after, before)))
+            lines.append(f"{after} - {before}, within {length} tokens: {difference}")
     return lines
 
 
