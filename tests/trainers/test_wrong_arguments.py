@@ -68,7 +68,7 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
             FunctionEnvironment(prompts, len)
 
 
-def test_the_traceback_of_a_failed_task_ends_in_its_own_code(tmp_path):
+def test_the_traceback_of_a_failed_task_has_its_own_code_alone(tmp_path):
     def failing(completions, **columns):
         return 1 / len(columns["missing"])
 
@@ -80,7 +80,8 @@ def test_the_traceback_of_a_failed_task_ends_in_its_own_code(tmp_path):
     for environment in (tiny_environment(("aux",), failing), wrong):
         with pytest.raises(TaskError, match="KeyError: 'missing'") as failed:
             tiny_trainer(tmp_path, tiny_team(("aux",)), environment, num_turns=1).train()
-        assert traceback.extract_tb(failed.value.__traceback__)[-1].name in ("failing", "wrong")
+        names = [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)]
+        assert names[1:] in (["train", "failing"], ["train", "wrong"])  # after this test
 
 
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):

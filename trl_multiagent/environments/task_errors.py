@@ -9,12 +9,14 @@ import functools
 import math
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from types import TracebackType
 from typing import Any
 
 from trl_multiagent.console import one_line
 from trl_multiagent.limits import short
 
 
+CALLERS = tuple(f"trl_multiagent.{package}." for package in ("trainers", "rollout", "environments"))
 FOR_ONE_AGENT = ". A completion is a dict by role: `role_reward(role, function)` takes a function for one agent"
 
 
@@ -62,6 +64,16 @@ def task_code(name: str) -> Iterator[None]:
         problem = f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}"
         # The traceback ends where the task failed, not in this package
         raise TaskError(problem).with_traceback(error.__traceback__) from None
+
+
+def frames_of_task(error: TaskError) -> TracebackType | None:
+    """Returns the frames of an error below those of trainers, rollouts and environments, which call a task."""
+    frames = frame = error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_globals.get("__name__", "").startswith(CALLERS):
+            frames = frame.tb_next
+        frame = frame.tb_next
+    return frames
 
 
 def describe(error: BaseException) -> str:

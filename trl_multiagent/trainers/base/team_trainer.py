@@ -28,7 +28,7 @@ from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import show
+from trl_multiagent.environments.task_errors import TaskError, frames_of_task, show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -211,7 +211,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         # Trainer applies these kernels to a single model. The agents have them already
         with temporarily_set(self.args, use_liger_kernel=False):
-            return super().train(*args, **kwargs)
+            try:
+                return super().train(*args, **kwargs)
+            except TaskError as error:
+                raise error.with_traceback(frames_of_task(error))  # the caller's frames come before it
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
