@@ -7,6 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 from peft import LoraConfig
+from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.comlrl.hidden import ADAPTER, ALONE, arguments, is_right, libraries
@@ -30,7 +31,8 @@ with tempfile.TemporaryDirectory() as output_dir:
     rows = settings["items_per_step"] * settings["num_generations"]
     items = [{**x, "prompt": [{"role": "user", "content": ALONE.format(**x)}]} for x in settings["items"]]
     trainer = GRPOTrainer(
-        model=settings["model"],
+        # The configuration of a converted GGUF file names no architecture, by which TRL loads
+        model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype="float32"),
         reward_funcs=reward,
         args=GRPOConfig(
             output_dir,

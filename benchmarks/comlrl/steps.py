@@ -44,7 +44,7 @@ which leaves both systems sampling from the base model.
 
 With `single`, one agent with the prompts of main answers once, and the peer is TRL's GRPOTrainer with the same loss.
 
-With `--model smollm2`, the task is `hidden` of recipes/real: a speaker tells a decider what is in a box. Both systems
+With `--model`, the task is `hidden` of recipes/real: a speaker tells a decider what is in a box. Both systems
 play trees of two turns with 16 scored answers for each of two items: full weights in float32, or LoRA of rank 16 on a
 base in float32, temperature 0.7, at most 8 tokens. CoMLRL has no LoRA, and all its agents answer in every turn. One
 agent alone knows the word, and answers four times for each of eight items, beside TRL's GRPOTrainer. Steps are timed
@@ -90,6 +90,7 @@ from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prom
 from trl_multiagent.configs.recipes.real.hidden import draw
 from trl_multiagent.configs.recipes.real.words import TRAINING
 from trl_multiagent.folders import cache_folder
+from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import smollm2
 from trl_multiagent.models.pretrained import without_weights
 from trl_multiagent.rollout.sampler import tokenize_prompts
@@ -127,7 +128,7 @@ def main() -> None:
         "--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=["magrpo"], help="default: magrpo"
     )
     parser.add_argument("--size", choices=("demo", *SIZES), default="demo", help="default: the demo's model")
-    parser.add_argument("--model", choices=("smollm2",), help="a real model instead, on the task hidden")
+    parser.add_argument("--model", help="smollm2, or a folder or GGUF file: a real model instead, on the task hidden")
     parser.add_argument(
         "--runs", nargs="+", choices=RUNS, default=[*RUNS], help="with --model: the rows (default: all)"
     )
@@ -221,8 +222,9 @@ def main() -> None:
 
 
 def real_model(options: argparse.Namespace) -> None:
-    """Runs `hidden` with SmolLM2-135M in one system after the other. Prints all rows of the output file."""
-    model, steps = smollm2(), options.steps or 6
+    """Runs `hidden` with a real model in one system after the other. Prints all rows of the output file."""
+    model = smollm2() if options.model == "smollm2" else converted(options.model)
+    steps = options.steps or 6
     rows = json.loads(options.output.read_text()) if options.output.is_file() else {}
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(4 << 20)  # larger pieces go back to the system when they are freed
     for name in options.runs:

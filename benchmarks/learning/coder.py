@@ -45,6 +45,8 @@ from trl_multiagent.runs.run import run_recipe
 FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
+IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
+IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
 ROWS: dict[str, tuple[str, list[str], bool]] = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
     "small_trained": ("magrpo_demo_coder", FIRST, True),
@@ -61,8 +63,11 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
         True,
     ),
     "small_iac": ("iac_demo_coder", FIRST, True),
+    "small_in_order": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], False),
+    "small_in_order_trained": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], True),
     "published": ("magrpo_che_coder", PUBLISHED, False),
     "untrained": ("magrpo_che_coder", [], False),
+    "in_order": ("magrpo_che_coder", IN_ORDER, False),
     "trained": ("magrpo_che_coder", [], True),
     "alone": ("grpo_mbpp_coder", ["dataset.name=coophumaneval", "dataset.eval_split=[:16]"], False),
     "alone_trained": (
@@ -145,7 +150,7 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
     if is_trained and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
-        run_recipe(section, TASKS, [*changes, *own, "--resume_from_checkpoint", "auto"], "benchmark")
+        run_recipe(section, TASKS, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "benchmark")
     evaluate(str(run) if is_trained else options.model, changes, options.tokens, folder / row)
 
 

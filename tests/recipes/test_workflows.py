@@ -3,12 +3,14 @@
 import asyncio
 import copy
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 
 from trl_multiagent import AgentTeam, Turn, cli, workflow
+from trl_multiagent.configs.recipes.code_generation import in_order
 from trl_multiagent.configs.recipes.games import planning
 from trl_multiagent.configs.recipes.workflows import (
     debate_judge,
@@ -21,8 +23,10 @@ from trl_multiagent.configs.recipes.workflows import (
     writer_editor,
 )
 from trl_multiagent.environments.base import judge
+from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.report.trace_files import read_trace
 
+from prepared import parse_recipe
 from tiny import FORMS, team_of, tiny_trainer
 
 
@@ -114,6 +118,24 @@ def test_a_fixer_sees_the_test_that_failed():
     assert first.reward == 0.0 and last.reward == 1.0
     shown = environment.prompts(item, [Turn(environment.prompts(item, ()), wrong, first)])["fixer"]
     assert "This test fails: assert f(3, 9) == 9" in shown
+
+
+@pytest.mark.parametrize("prompts", [[], ["prompt_files.aux", "prompt_files.main"]])
+def test_main_reads_the_helper(prompts):
+    given = ["agent_model.name=demo", "dataset.name=demo", "reward.kind=earned"]
+    places = [f"{key}=trl_multiagent.configs.recipes.code_generation.prompts:list_{key[13:]}" for key in prompts]
+    recipe = parse_recipe("magrpo", in_order.TASK, ["--override", *given, *places])
+    environment = in_order.TASK.make_environment(TaskSettings(recipe.sections, 2, Path()))
+    item = {"prompt": 'def total(xs):\n    """Sum the doubles of odd numbers."""\n', "entry_point": "total"}
+    cases = {(1, 2, 3): 8, (5, 4): 10, (7, 9, 2): 32, (3,): 6}
+    tests = "".join(f"    assert candidate({[*xs]}) == {total}\n" for xs, total in cases.items())
+    item |= {"task_id": "0", "test": f"def check(candidate):\n{tests}"}
+    helper = {"aux": "def aux(xs):\n    return [x for x in xs if x % 2]"}
+    first, last = play(environment, item, helper, {"main": "def total(xs):\n    return sum(2 * x for x in aux(xs))"})
+    assert first.reward == 0.0 and last.reward == last.metrics["paper_reward"] == 4.0
+    shown = environment.prompts(item, [Turn(environment.prompts(item, ()), helper, first)])["main"]
+    questions = [message["content"] for message in shown[::2]] if prompts else [shown]
+    assert helper["aux"] in questions[-1] and all(text.count("def aux(xs)") == 1 for text in questions)
 
 
 def test_workers_get_the_parts_of_the_orchestrator():

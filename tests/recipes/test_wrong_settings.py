@@ -271,6 +271,7 @@ def test_a_wrong_file(folder, capsys, content, expected):
         (["--learning_rate", "1", "2"], "valid number"),
         (["--learning_rate", "1", "magrpo.num_turns=2"], "give it as --override magrpo.num_turns=2"),
         (["num_turns=2"], "give it as --override num_turns=2"),
+        (["grpo"], "unknown argument 'grpo'; a configuration says which algorithm it is for"),
         (["--gpus", "2"], "--num_processes"),
         (["--config", "rewards.py"], "is Python; it takes a YAML file"),
     ],

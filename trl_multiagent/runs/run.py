@@ -282,6 +282,7 @@ def read_layers(algorithm: str, arguments: argparse.Namespace, rest: Sequence[st
             values = flags[name] = [value] if has_value else []
         elif not flags or (values and re.match(r"[\w.]+=", text)):
             advice = f"give it as --override {text}" if "=" in text else "see --help"
+            advice = "a configuration says which algorithm it is for" if text in ALGORITHMS else advice
             raise ConfigError(f"unknown argument {text!r}; {advice}.")
         else:
             values.append(text)

@@ -214,7 +214,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
             try:
                 return super().train(*args, **kwargs)
             except TaskError as error:
-                raise error.with_traceback(frames_of_task(error))  # the caller's frames come before it
+                error.__traceback__ = frames_of_task(error)
+                raise
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
