@@ -11,13 +11,15 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
 A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
 prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
-a third of the rate, twice as long; `small_iac` is the team after `iac_demo_coder`. `small_alone` and
+a third of the rate, twice as long; `small_iac` is the team after `iac_demo_coder`. In `small_in_order`, main reads
+aux's helper before it answers, and `small_in_order_trained` is this team after ten steps. `small_alone` and
 `small_alone_trained` are one agent that is shown the same solved problems with both functions, `small_alone_plain` and
 `small_alone_plain_trained` one that is shown a single function for each.
 
 Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
-untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; `alone`
-and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32 problems of MBPP, untrained.
+untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
+`in_order`, main reads the helper; `alone` and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32 problems
+of MBPP, untrained.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
@@ -87,6 +89,8 @@ COMPARED = (
     ("small_published", "small_untrained"),
     ("small_untrained", "small_slow"),
     ("small_untrained", "small_iac"),
+    ("small_in_order", "small_in_order_trained"),
+    ("small_trained", "small_in_order_trained"),
     ("published", "untrained"),
     ("untrained", "trained"),
     ("alone", "alone_trained"),
