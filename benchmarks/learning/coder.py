@@ -18,8 +18,8 @@ aux's helper before it answers, and `small_in_order_trained` is this team after 
 
 Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
 untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
-`in_order`, main reads the helper; `alone` and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32 problems
-of MBPP, untrained.
+`in_order`, main reads the helper; `alone` and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32
+problems of MBPP, untrained.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
