@@ -16,7 +16,7 @@ def make_environment(settings):
 
     def score(answers):
         items, joint_actions = zip(*answers, strict=True)
-        return code.evaluate(items, joint_actions, [[] for _ in items])
+        return code.evaluate(items, joint_actions, [[] for _ in items])  # with both kinds of the reward as metrics
 
     @workflow(roles=code.roles, metric_ranges=code.metric_ranges)
     async def in_order(item, agents):
