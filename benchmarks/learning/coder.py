@@ -217,10 +217,10 @@ def head_of(*titles: str) -> list[str]:
 
 
 def difference_of(after: np.ndarray, before: np.ndarray) -> str:
-    """Returns the mean difference of each problem, with its interval."""
+    """Returns the mean difference of each problem, with its interval if the differences are not all the same."""
     difference = np.subtract(after, before, dtype=float)
     low, high = t_interval(difference, 0.95)
-    return f"{difference.mean():+.2f} [{low:.2f}, {high:.2f}]"
+    return f"{difference.mean():+.2f}" + ("" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
 def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
