@@ -22,10 +22,11 @@ def make_environment(settings):
     async def in_order(item, agents):
         prompts = code.prompts(item, [])
         helper = await agents.aux(prompts["aux"])
-        if isinstance(prompts["main"], str):
+        if any(isinstance(prompt, str) for prompt in prompts.values()):
             prompt = code.show_answers("main", prompts["main"], {"aux": helper})
         else:
-            prompt = with_helpers(prompts["main"], [message["content"] for message in prompts["aux"][1::2]] + [helper])
+            solved = [message["content"] for message in prompts["aux"] if message["role"] == "assistant"]
+            prompt = with_helpers(prompts["main"], [*solved, helper])
         function = await agents.main(prompt)
         return await agents.call(score, (item, {"aux": helper, "main": function}))
 
@@ -35,7 +36,8 @@ def make_environment(settings):
 def with_helpers(messages, helpers):
     """Adds a helper to each question: to those of the solved problems, and to the last one."""
     messages = [dict(message) for message in messages]
-    for question, helper in zip(messages[::2], helpers, strict=True):
+    questions = [message for message in messages if message["role"] == "user"]
+    for question, helper in zip(questions, helpers, strict=True):
         question["content"] += f"\nThe helper is:\n{helper}"
     return messages
 

@@ -120,7 +120,7 @@ def test_a_fixer_sees_the_test_that_failed():
     assert "This test fails: assert f(3, 9) == 9" in shown
 
 
-@pytest.mark.parametrize("prompts", [[], ["prompt_files.aux", "prompt_files.main"]])
+@pytest.mark.parametrize("prompts", [[], ["prompt_files.main"], ["prompt_files.aux", "prompt_files.main"]])
 def test_main_reads_the_helper(prompts):
     given = ["agent_model.name=demo", "dataset.name=demo", "reward.kind=earned"]
     places = [f"{key}=trl_multiagent.configs.recipes.code_generation.prompts:list_{key[13:]}" for key in prompts]
@@ -135,7 +135,9 @@ def test_main_reads_the_helper(prompts):
     assert first.reward == 0.0 and last.reward == last.metrics["paper_reward"] == 4.0
     shown = environment.prompts(item, [Turn(environment.prompts(item, ()), helper, first)])["main"]
     questions = [message["content"] for message in shown[::2]] if prompts else [shown]
-    assert helper["aux"] in questions[-1] and all(text.count("def aux(xs)") == 1 for text in questions)
+    assert helper["aux"] in questions[-1]
+    if len(prompts) != 1:  # if only main's prompt has solved problems, they have no helpers
+        assert all(text.count("def aux(xs)") == 1 for text in questions)
 
 
 def test_workers_get_the_parts_of_the_orchestrator():
