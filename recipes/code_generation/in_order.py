@@ -11,6 +11,9 @@ from trl_multiagent import workflow
 from trl_multiagent.configs.recipes.demo.task import TASK as CODE_GENERATION
 
 
+ROLES = ("aux", "main")
+
+
 def make_environment(settings):
     code = CODE_GENERATION.make_environment(settings)
 
@@ -18,7 +21,7 @@ def make_environment(settings):
         items, joint_actions = zip(*answers, strict=True)
         return code.evaluate(items, joint_actions, [[] for _ in items])  # with both kinds of the reward as metrics
 
-    @workflow(roles=code.roles, metric_ranges=code.metric_ranges)
+    @workflow(roles=ROLES, metric_ranges=code.metric_ranges)
     async def in_order(item, agents):
         prompts = code.prompts(item, [])
         helper = await agents.aux(prompts["aux"])
@@ -45,7 +48,7 @@ def with_helpers(messages, helpers):
 TASK = dataclasses.replace(
     CODE_GENERATION,
     make_environment=make_environment,
-    roles=("aux", "main"),
+    roles=ROLES,
     introduction=None,  # the demo's
     callbacks=None,
 )
