@@ -9,6 +9,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# No test compiles. bitsandbytes, which PEFT imports, would load the compiler in every process, for seconds
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 from pathlib import Path
 

@@ -67,6 +67,7 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
     "small_iac": ("iac_demo_coder", FIRST, True),
     "small_in_order": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], False),
     "small_in_order_trained": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], True),
+    "small_in_order_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2", *IN_ORDER], True),
     "published": ("magrpo_che_coder", PUBLISHED, False),
     "untrained": ("magrpo_che_coder", [], False),
     "in_order": ("magrpo_che_coder", IN_ORDER, False),

@@ -12,11 +12,12 @@ from forked import run_to_the_end
 
 
 class Popen(subprocess.Popen):
-    """Other programs are started as ever, and other modules than accelerate's launcher, too."""
+    """Other programs, and most other modules, are started as ever."""
 
     def _execute_child(self, command, *others):
         command = [str(part) for part in command]
-        is_known = command[1].endswith(".py") or command[1:3] == ["-m", "accelerate.commands.launch"]
+        is_module = command[1] == "-m" and command[2].startswith(("accelerate.commands.launch", "benchmarks.", "pytest"))
+        is_known = command[1].endswith(".py") or is_module
         if command[0] != sys.executable or not is_known:
             return super()._execute_child(command, *others)
         environment, pipes, starts_session = others[5], others[9:15], others[20]
