@@ -18,8 +18,9 @@ aux's helper before it answers, and `small_in_order_trained` is this team after 
 
 Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
 untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
-`in_order`, main reads the helper; `alone` and `alone_trained` are one agent. Rows `mbpp_*` are the same for 32
-problems of MBPP, untrained.
+`in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of `small_trained`.
+Rows `mbpp_*` are the same for 32 problems of MBPP. There, the trained ones take 20 steps at twice the rate of their
+configurations.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
@@ -43,13 +44,13 @@ from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
 
 
-# Name of each row -> its configuration, its changes, and whether it is trained
+# Name of each row -> its configuration, its changes, and whether it is trained, or the row whose team answers
 FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
-ROWS: dict[str, tuple[str, list[str], bool]] = {
+ROWS: dict[str, tuple[str, list[str], bool | str]] = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
     "small_trained": ("magrpo_demo_coder", FIRST, True),
     "small_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2"], True),
@@ -78,9 +79,16 @@ ROWS: dict[str, tuple[str, list[str], bool]] = {
         ["dataset.name=coophumaneval", "dataset.train_split=[48:]", "dataset.eval_split=[:16]"],
         True,
     ),
+    "moved": ("magrpo_che_coder", [], "small_trained"),
     "mbpp_published": ("magrpo_mbpp_coder", [*FIRST, *PUBLISHED], False),
     "mbpp_untrained": ("magrpo_mbpp_coder", FIRST, False),
+    "mbpp_trained": ("magrpo_mbpp_coder", [*FIRST, "magrpo.learning_rate=2.0e-4", "magrpo.max_steps=20"], True),
+    "mbpp_moved": ("magrpo_mbpp_coder", FIRST, "small_trained"),
+    "mbpp_moved_2": ("magrpo_mbpp_coder", FIRST, "small_trained_2"),
+    "mbpp_moved_iac": ("magrpo_mbpp_coder", FIRST, "small_iac"),
     "mbpp_alone": ("grpo_mbpp_coder", FIRST, False),
+    "mbpp_alone_moved": ("grpo_mbpp_coder", FIRST, "small_alone_trained"),
+    "mbpp_alone_trained": ("grpo_mbpp_coder", [*FIRST, "grpo.learning_rate=2.0e-4", "grpo.max_steps=20"], True),
 }
 COMPARED = (
     *(("small_untrained", f"small_trained{seed}") for seed in ("", "_2", "_3")),
@@ -94,10 +102,16 @@ COMPARED = (
     ("small_trained", "small_in_order_trained"),
     ("published", "untrained"),
     ("untrained", "trained"),
+    ("untrained", "moved"),
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
     ("mbpp_published", "mbpp_untrained"),
     ("mbpp_alone", "mbpp_untrained"),
+    ("mbpp_untrained", "mbpp_trained"),
+    *(("mbpp_untrained", f"mbpp_moved{team}") for team in ("", "_2", "_iac")),
+    ("mbpp_alone", "mbpp_alone_trained"),
+    ("mbpp_alone", "mbpp_alone_moved"),
+    ("mbpp_alone_trained", "mbpp_trained"),
 )
 LENGTHS = (24, 28, 32, 40, 48)  # of the tokens that one waits for
 METRICS = {
@@ -147,16 +161,16 @@ def main() -> None:
 
 def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
     """Trains and evaluates a row, as far as it is not there."""
-    config, changes, is_trained = ROWS[row]
-    run, section = folder / row / "run", config.split("_")[0]
+    config, changes, trained = ROWS[row]
+    run, section = folder / (trained if isinstance(trained, str) else row) / "run", config.split("_")[0]
     if (folder / row / "evaluation.json").is_file():
         return
     changes = ["--config", config, "--override", f"agent_model.name={options.model}", *changes]
-    if is_trained and not (run / "team.json").is_file():
+    if trained is True and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
         run_recipe(section, TASKS, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "benchmark")
-    evaluate(str(run) if is_trained else options.model, changes, options.tokens, folder / row)
+    evaluate(str(run) if trained else options.model, changes, options.tokens, folder / row)
 
 
 def evaluate(team: str, changes: list[str], tokens: int | None, folder: Path) -> None:

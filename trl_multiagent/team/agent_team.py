@@ -226,32 +226,25 @@ class AgentTeam(nn.Module):
                 or `"auto"`.
             chat_template_kwargs (`dict`, *optional*): Likewise.
             **model_init_kwargs: Passed to `AutoModelForCausalLM.from_pretrained`, for example `dtype` (float32 by
-            default), `revision`,
-                `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a LoRA team.
+                default), `revision`, `attn_implementation`, `gguf_file` or a `quantization_config` for the base of a
+                LoRA team.
 
         Raises:
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
+        check_loading(reasoning, chat_template_kwargs, model_init_kwargs)
         if isinstance(name, Mapping):
             roles = roles or list(name)
             if {*roles} != name.keys():
                 raise ValueError(f"`name` has models for {list(name)}, but the roles are {list(roles)}.")
             name = [name[role] for role in roles]
-        for argument, advice in ADVICE.items():
-            if argument in model_init_kwargs:
-                raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
-        if reasoning is not None:
-            check_reasoning("`reasoning`", reasoning)
-        if chat_template_kwargs is not None:
-            check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
-        for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
-            if config is not None:
-                check_adapter_config("an agent", config)
         hub = hub_arguments(model_init_kwargs)
         sources, saved = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         configs = peft_config if isinstance(peft_config, Mapping) else dict.fromkeys(sources, peft_config)
         configs = {role: config for role, config in configs.items() if config is not None}
+        for config in configs.values():
+            check_adapter_config("an agent", config)
         shares, adapted = form_of_sources(sources, None if saved is None else saved.form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         gguf_file = model_init_kwargs.pop("gguf_file", None)
@@ -862,6 +855,17 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> t
     if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
+
+
+def check_loading(reasoning: Any, chat_template_kwargs: Any, others: dict[str, Any]) -> None:
+    """Raises an error for arguments of [`~AgentTeam.from_pretrained`] that are wrong whatever is loaded."""
+    for argument, advice in ADVICE.items():
+        if argument in others:
+            raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
+    if reasoning is not None:
+        check_reasoning("`reasoning`", reasoning)
+    if chat_template_kwargs is not None:
+        check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
