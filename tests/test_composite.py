@@ -15,6 +15,7 @@ from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.runs.plan import plan_size
+from trl_multiagent.team.facts import facts_of
 from trl_multiagent.team.files import load_tokenizer
 
 from prepared import parse_recipe
@@ -87,7 +88,7 @@ def test_a_composite_checkpoint_is_trained_as_text_and_stays_what_it_was(tmp_pat
         with torch.no_grad():
             assert torch.allclose(plain.eval()(input_ids=ids).logits, expected, atol=1e-5)
             assert not torch.allclose(original(input_ids=ids).logits, expected, atol=1e-3)
-    card = str(team_card(team.summary(), str(tmp_path / "team")))
+    card = str(team_card(facts_of(team), str(tmp_path / "team")))
     names = {}
     exec(card.split("```python\n")[2].split("```")[0], names)  # of the last agent
     with torch.no_grad():

@@ -8,6 +8,7 @@ from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
+from trl_multiagent.team.facts import facts_of
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 
@@ -20,7 +21,7 @@ def test_only_base_models_on_the_hub_are_named(tmp_path):
     team = tiny_team(("a", "b", "c", "d"))
     for role, name in zip("abcd", ["Qwen/Qwen2.5-0.5B", "gpt2", "Qwen/Qwen2.5-0.5B", str(tmp_path)], strict=True):
         team.agents[role].config._name_or_path = name
-    card = team_card(team.summary(), "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
+    card = team_card(facts_of(team), "user/team", dataset_name="openai/openai_humaneval", tags=["mine"])
     data = metadata(card)
     assert data["base_model"] == ["Qwen/Qwen2.5-0.5B", "gpt2"]
     assert data["datasets"] == "openai/openai_humaneval"
@@ -38,21 +39,21 @@ def test_names_that_are_not_hub_ids(name):
 
 def test_the_card_shows_how_to_load_one_agent():
     team = tiny_team(("main",))
-    card = str(team_card(team.summary(), "user/team"))
+    card = str(team_card(facts_of(team), "user/team"))
     assert 'AutoModelForCausalLM.from_pretrained("user/team", subfolder="agents/main")' in card and "peft" not in card
     assert "One language model." in card and "team of" not in card and "apply_chat_template" not in card
     team.reasoning["main"], team.chat_template_kwargs["main"] = "none", {"effort": "low"}
-    card = str(team_card(team.summary(), "user/team"))
+    card = str(team_card(facts_of(team), "user/team"))
     assert "_generation_prompt=True, **{'enable_thinking': False, 'effort': 'low'})`" in card
     team = team_of("lora", ("main",))
     team.agents["main"].config._name_or_path = "Qwen/Qwen2.5-0.5B"
-    card = str(team_card(team.summary(), "user/team"))
+    card = str(team_card(facts_of(team), "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
     assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
 
 
 def test_a_card_of_a_team_that_was_trained_without_an_environment():
-    team = tiny_team().summary()
+    team = facts_of(tiny_team())
     training = {"algorithm": "MADPO", "environment": None, "settings": [("setting", "value")], "links": {}}
     card = str(team_card(team, "user/team", training={**training, "rewards": [], "changes": []}))
     assert "A team of 2 language models. It was made" in card and 'AgentTeam.from_pretrained("user/team")' in card

@@ -20,6 +20,7 @@ from trl_multiagent.runs.models import loading_arguments
 from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.settings.schema import AgentModel
 from trl_multiagent.team.critics import load_backbone
+from trl_multiagent.team.facts import facts_of
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 from prepared import parse_recipe
@@ -534,7 +535,7 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(gguf_file, tmp_path, monkey
     mixed.save_pretrained(tmp_path / "mixed")
     again = AgentTeam.from_pretrained(tmp_path / "mixed")
     assert all(torch.equal(x, y) for x, y in zip(again.parameters(), mixed.parameters(), strict=True))
-    card = str(team_card(mixed.summary()[:1], str(tmp_path / "mixed")))
+    card = str(team_card(facts_of(mixed)[:1], str(tmp_path / "mixed")))
     names = {}
     exec(card.split("```python\n")[2].split("```")[0], names)
     with mixed.activate("aux") as agent:
@@ -543,7 +544,7 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(gguf_file, tmp_path, monkey
     assert torch.equal(named.agents["aux"](ids).logits, team.agents["aux"](ids).logits)
     assert named.agents["aux"].name_or_path == str(folder / "model.gguf")
     assert gguf_file_of("org/model/a.gguf") == ("org/model", {"gguf_file": "a.gguf"})
-    card = str(team_card([{**mixed.summary()[0], "base": "org/model"}], "user/team"))
+    card = str(team_card([{**facts_of(mixed)[0], "base": "org/model"}], "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("org/model", gguf_file="model.gguf")' in card
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"x": "1"}\n')

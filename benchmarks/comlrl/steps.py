@@ -223,6 +223,8 @@ def main() -> None:
 
 def real_model(options: argparse.Namespace) -> None:
     """Runs `hidden` with a real model in one system after the other. Prints all rows of the output file."""
+    if options.model != "smollm2" and not Path(options.model).exists():
+        raise SystemExit(f"--model: there is no folder or GGUF file {options.model}.")
     model = smollm2() if options.model == "smollm2" else converted(options.model)
     steps = options.steps or 6
     rows = json.loads(options.output.read_text()) if options.output.is_file() else {}

@@ -136,6 +136,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := {*options.rows} - {*ROWS}:
         parser.error(f"no row {unknown.pop()!r}: there are {', '.join(ROWS)}")
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"--output: there is no folder {options.output.parent}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         if options.smoke:
@@ -169,7 +171,7 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
     if trained is True and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
-        run_recipe(section, TASKS, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "benchmark")
+        run_recipe(section, TASKS, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "coder")
     evaluate(str(run) if trained else options.model, changes, options.tokens, folder / row)
 
 
@@ -177,7 +179,7 @@ def evaluate(team: str, changes: list[str], tokens: int | None, folder: Path) ->
     """Lets a team answer once, greedily, with at most so many tokens (by default, as in training)."""
     sampling = ["--num_episodes", "1", "--temperature", "0"]
     sampling += ["--max_completion_length", str(tokens)] if tokens else []
-    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder)], "benchmark")
+    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder)], "coder")
 
 
 def episodes_of(folder: Path) -> list[dict[str, Any]]:

@@ -11,12 +11,15 @@ import sys
 from forked import run_to_the_end
 
 
+FORKED_MODULES = ("accelerate.commands.launch", "benchmarks.", "pytest")
+
+
 class Popen(subprocess.Popen):
     """Other programs, and most other modules, are started as ever."""
 
     def _execute_child(self, command, *others):
         command = [str(part) for part in command]
-        is_module = command[1] == "-m" and command[2].startswith(("accelerate.commands.launch", "benchmarks.", "pytest"))
+        is_module = command[1] == "-m" and command[2].startswith(FORKED_MODULES)
         is_known = command[1].endswith(".py") or is_module
         if command[0] != sys.executable or not is_known:
             return super()._execute_child(command, *others)

@@ -106,6 +106,8 @@ def test_the_task_is_saved_with_the_settings(module):
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),
+        ("tasks/poem.py:TASK", ["names the file tasks/poem.py: write tasks.poem:name"]),
+        ("poem.py", ["names the file poem.py: write poem:name"]),
     ],
 )
 def test_wrong_tasks_are_one_line(module, tmp_path, refused, task, parts):

@@ -17,6 +17,7 @@ from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.folders import seal
 from trl_multiagent.models import gguf, packaged, pretrained
 from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
+from trl_multiagent.team.facts import facts_of
 
 
 ITEM = {"word": "milk", "options": "dog, milk, gold, sun"}
@@ -186,7 +187,7 @@ def test_an_adapter_on_the_copy_names_the_original(monkeypatch, tmp_path, tiny_m
     team = AgentTeam.from_pretrained(packaged.SMOLLM2, ("speaker", "decider"), lora)
     team.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "agents" / "speaker" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == team.summary()[0]["base"] == packaged.SMOLLM2
+    assert config["base_model_name_or_path"] == facts_of(team)[0]["base"] == packaged.SMOLLM2
     again = AgentTeam.from_pretrained(tmp_path)
     assert all(torch.equal(x, y) for x, y in zip(team.parameters(), again.parameters(), strict=True))
 

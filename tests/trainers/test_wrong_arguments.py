@@ -1,5 +1,6 @@
 """What trainers, teams and environments say about arguments of a wrong type."""
 
+import asyncio
 import traceback
 
 import pytest
@@ -18,6 +19,7 @@ from trl_multiagent import (
     workflow,
 )
 from trl_multiagent.environments import TaskError
+from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.trainers.base import team_trainer
 
 from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
@@ -68,20 +70,109 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
             FunctionEnvironment(prompts, len)
 
 
-def test_the_traceback_of_a_failed_task_has_its_own_code_alone(tmp_path):
-    def failing(completions, **columns):
-        return 1 / len(columns["missing"])
+def failing(completions, **columns):
+    return 1 / len(columns["missing"])
+
+
+class Scored(FunctionEnvironment):
+    def score(self, *args):
+        return super().score(*args)
+
+
+async def ask(agents):
+    await agents.aux("Go:")
+    await agents.writer("Go:")
+
+
+@workflow(roles=("aux",))
+async def wrong(item, agents):
+    await agents.aux("Go:")
+    return item["missing"]
+
+
+@workflow(roles=("aux",))
+async def misuse(item, agents):
+    await ask(agents)
+
+
+@workflow(roles=("aux",))
+async def parts(item, agents):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask(agents))
+
+
+def prompt(item):
+    return item["missing"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message", "frames"),
+    [
+        (tiny_environment(("aux",), failing), "KeyError: 'missing'", ["failing"]),
+        (Scored({"aux": "{x}"}, failing), "KeyError: 'missing'", ["score", "failing"]),
+        (wrong, "KeyError: 'missing'", ["wrong"]),
+        (misuse, "no role 'writer'", ["misuse", "ask"]),
+        (parts, "no role 'writer'", ["ask"]),
+    ],
+)
+@pytest.mark.parametrize("method", ["train", "evaluate", "collaborate"])
+def test_the_traceback_of_a_failed_task_has_its_own_code_alone(environment, message, frames, method, tmp_path):
+    trainer = tiny_trainer(tmp_path, tiny_team(("aux",)), environment, num_turns=1)
+    arguments = {"train": [], "evaluate": [trainer.train_dataset], "collaborate": [[trainer.train_dataset[0]]]}
+    with pytest.raises(TaskError, match=message) as failed:
+        getattr(trainer, method)(*arguments[method])
+    names = [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)]
+    assert names[2:] == frames  # after this test and the trainer
+
+
+def test_a_prompt_that_fails_when_a_trainer_is_made_is_shown_alone(tmp_path):
+    with pytest.raises(TaskError, match="`prompt` of 'aux' raised KeyError: 'missing'") as failed:
+        tiny_trainer(tmp_path, tiny_team(("aux",)), FunctionEnvironment({"aux": prompt}, failing))
+    names = [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)]
+    assert names[-2:] == ["run", "prompt"]
+
+
+def test_the_error_of_a_task_keeps_what_caused_it(tmp_path):
+    class Unsolvable(TaskError):
+        pass
+
+    def judge(completions, **columns):
+        try:
+            return columns["missing"]
+        except KeyError:
+            told = ValueError("no judge")
+            told.add_note("Start one.")
+            raise told  # noqa: B904 - while the other is handled
+
+    def importing(completions, **columns):
+        import a_library_that_is_missing  # noqa: F401
 
     @workflow(roles=("aux",))
-    async def wrong(item, agents):
-        await agents.aux("Go:")
-        return item["missing"]
+    async def unsolvable(item, agents):
+        raise Unsolvable("This item has no solution")
 
-    for environment in (tiny_environment(("aux",), failing), wrong):
-        with pytest.raises(TaskError, match="KeyError: 'missing'") as failed:
-            tiny_trainer(tmp_path, tiny_team(("aux",)), environment, num_turns=1).train()
-        names = [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)]
-        assert names[1:] in (["failing"], ["wrong"])  # after this test
+    team = tiny_team(("aux",))
+    for code, kind, message in (
+        (judge, TaskError, "ValueError: no judge\nStart one.$"),
+        (importing, UnavailableError, "No module named 'a_library_that_is_missing'. There is no checkpoint.$"),
+        (unsolvable, Unsolvable, r"This item has no solution \(line \d+ of test_wrong_arguments.py\)$"),
+    ):
+        environment = code if code is unsolvable else tiny_environment(("aux",), code)
+        with pytest.raises(kind, match=message) as failed:
+            tiny_trainer(tmp_path, team, environment, num_turns=1).train()
+        if code is judge:
+            assert isinstance(failed.value.__cause__, KeyError)
+
+
+def test_a_role_that_acts_in_no_turn_is_told(tmp_path, caplog):
+    @workflow(roles=("first", "second"))
+    async def in_order(item, agents):
+        return float(len(await agents.second(str(await agents.first("Go:")))))
+
+    tiny_trainer(tmp_path, tiny_team(in_order.roles), in_order, num_turns=2)
+    assert not caplog.messages
+    tiny_trainer(tmp_path, tiny_team(in_order.roles), in_order, num_turns=1)
+    assert caplog.messages == ["'second' is not asked in the first turn, and `num_turns` is 1: raise it."]
 
 
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):

@@ -69,7 +69,7 @@ def read_split(split: str | None, sizes: dict[str, int], source: str, default: s
     try:
         parts = datasets.ReadInstruction.from_spec(spec).to_absolute(sizes)
     except (ValueError, AssertionError) as error:
-        raise ValueError(f"{split!r} does not select rows of {source}: {error}") from None
+        raise ValueError(f"{split!r} does not select rows of {source}, as `test[:8]` does: {error}") from None
     rows = [(part.splitname, position) for part in parts for position in range(part.from_, part.to)]
     if not rows:
         raise ValueError(f"The split {split!r} selects none of the {sum(sizes.values())} rows of {source}.")

@@ -9,14 +9,13 @@ import functools
 import math
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn, TypeVar, cast
 
 from trl_multiagent.console import one_line
 from trl_multiagent.limits import short
 
 
-CALLERS = tuple(f"trl_multiagent.{package}." for package in ("trainers", "rollout", "environments"))
+Method = TypeVar("Method", bound=Callable)
 FOR_ONE_AGENT = ". A completion is a dict by role: `role_reward(role, function)` takes a function for one agent"
 
 
@@ -54,26 +53,36 @@ def task_code(name: str) -> Iterator[None]:
     except (TaskError, KeyboardInterrupt):
         raise  # the message of the former already names the function
     except SystemExit as error:
-        raise TaskError(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).") from error
+        raise_in_place(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).", error)
     except ImportError as error:
-        raise UnavailableError(f"{name} needs a library that is missing: {describe(error)}") from error
+        raise_in_place(f"{name} needs a library that is missing: {describe(error)}", error, UnavailableError)
     except BaseException as error:
         # A reward of TRL reads a completion as a text, or as a list of messages, `completion[0]`
         text = describe(error)
         is_of_trl = "reward" in name and (error.args == (0,) or "'dict'" in text)
-        problem = f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}"
-        # The traceback ends where the task failed, not in this package
-        raise TaskError(problem).with_traceback(error.__traceback__) from None
+        raise_in_place(f"{name} raised {text}{FOR_ONE_AGENT if is_of_trl else ''}", error)
 
 
-def frames_of_task(error: TaskError) -> TracebackType | None:
-    """Returns the frames of an error below those of trainers, rollouts and environments, which call a task."""
-    frames = frame = error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_globals.get("__name__", "").startswith(CALLERS):
-            frames = frame.tb_next
-        frame = frame.tb_next
-    return frames
+def raise_in_place(problem: str, error: BaseException, kind: type[TaskError] = TaskError) -> NoReturn:
+    """Raises a task's error in place of another, with its traceback, which ends in the task, its cause and notes."""
+    made = kind(problem).with_traceback(error.__traceback__)
+    made.__notes__ = getattr(error, "__notes__", [])
+    raise made from error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def shows_task(method: Method) -> Method:
+    """Decorates a method that runs a task. The traceback of a task's error has the user's frames alone."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TaskError as error:
+            from trl_multiagent.environments.frames import frames_of_task
+
+            raise error.with_traceback(frames_of_task(error)) from error.__cause__
+
+    return cast(Method, run)
 
 
 def describe(error: BaseException) -> str:

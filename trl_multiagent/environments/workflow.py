@@ -50,6 +50,7 @@ from trl_multiagent.environments.task_errors import (
     as_rewards,
     describe,
     function_name,
+    raise_in_place,
     show,
     task_code,
 )
@@ -477,15 +478,17 @@ class WorkflowEnvironment(Environment):
         """Raises the error of an episode that has ended, and ends its parts."""
         if not episode.task.done():
             return
-        error = asyncio.CancelledError() if episode.task.cancelled() else episode.task.exception()
+        error = error_of(episode.task)
         if isinstance(error, UnavailableError):
             if episode.said:
                 return  # its reward is missing, see `score`
             raise error
         if error is not None and not (episode.out_of_turns and isinstance(error, OutOfTurns | asyncio.CancelledError)):
             line = self._line_in(traceback.extract_tb(error.__traceback__))
-            said = f"{error}{line}" if isinstance(error, TaskError) else f"{self.name} raised {describe(error)}{line}."
-            raise TaskError(said).with_traceback(error.__traceback__) from None  # which ends in the workflow
+            if not isinstance(error, TaskError):
+                raise_in_place(f"{self.name} raised {describe(error)}{line}.", error)
+            error.args = (f"{error}{line}",)
+            raise error
         left = [role for role, (_, future) in episode.asked.items() if not future.done()]
         if left:
             raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")
@@ -504,7 +507,7 @@ class WorkflowEnvironment(Environment):
         paid, metrics, notes = episode.earned()
         task, was_paid, result = episode.task, episode.was_paid, cast(Any, 0.0)
         if task.done() and not task.cancelled():
-            error = task.exception()
+            error = error_of(task)
             if isinstance(error, UnavailableError):
                 if reward_none != "drop":
                     raise UnavailableError(f"{error}. With `reward_none: drop`, the other episodes go on.")
@@ -568,6 +571,14 @@ def closing_at_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def error_of(task: asyncio.Task) -> BaseException | None:
+    """Returns the error that ended a task; of a group, as an `asyncio.TaskGroup` raises it, the first."""
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def close(episodes: Sequence[Episode]) -> None:

@@ -114,7 +114,8 @@ def _play_batches(
     generator = EpisodeGenerator(policy, loaded.team, config)
     asked = (loaded.team, generator, config.use_chat_template, config.history_options)
     sampler = PipelineSampler(policy.environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
-    sampler.check_items([dataset[k] for batch in batches.missing() for k in batches.items[batch]], policy.environment)
+    items = [dataset[k] for batch in batches.missing() for k in batches.items[batch]]
+    sampler.check_items(items, policy.environment, cast(int, config.num_turns))
     names = item_ids(dataset)
 
     def play(number: int) -> Records:

@@ -229,7 +229,8 @@ class _Collection:
         if path.is_file():
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
-        sampler.check_items([self.dataset[k] for number in missing for k in chunks.items[number]], self.environment)
+        items = [self.dataset[k] for number in missing for k in chunks.items[number]]
+        sampler.check_items(items, self.environment, config.num_turns)
         chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
 
     def sample_chunk(self, number: int, sampler: Sampler) -> list[Record]:

@@ -43,6 +43,7 @@ from trl_multiagent.report.terminal import ShowCompletions, before_and_after, sh
 from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, TraceFiles, remove_after, trace_files
 from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
+from trl_multiagent.team.facts import facts_of
 
 
 logger = logging.get_logger(__name__)
@@ -223,7 +224,7 @@ def team_facts(trainer: Any) -> dict[str, Any]:
     """Returns the environment, the agents and the dataset of a trainer of a team."""
     return {
         "environment": "" if trainer.environment is None else environment_name(trainer.environment),
-        "agents": {agent["role"]: agent["base"] or "" for agent in trainer.team.summary()},
+        "agents": {agent["role"]: agent["base"] or "" for agent in facts_of(trainer.team)},
         "dataset": describe_dataset(trainer.train_dataset),
     }
 

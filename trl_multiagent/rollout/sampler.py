@@ -316,9 +316,9 @@ class TeamSampler:
             )
         return prompts
 
-    def check_items(self, items: Sequence[dict], environment: Environment) -> None:
+    def check_items(self, items: Sequence[dict], environment: Environment, num_turns: int) -> None:
         """
-        Checks the first prompts of the first item. The environment keeps its state.
+        Checks the first prompts of the first item. The environment keeps its state. Warns if a role acts in no turn.
 
         Raises:
             ValueError: a prompt has no tokens, or it is a chat and the tokenizer has no chat template.
@@ -330,6 +330,8 @@ class TeamSampler:
             self.prompts(role, own)
             if own and role in self.chat_roles:
                 warn_of_markers(role, self.team.tokenizers[role], own[0].prompts[role])
+            if nodes and not own and num_turns == 1:
+                logger.warning(f"{role!r} is not asked in the first turn, and `num_turns` is 1: raise it.")
         if state:
             environment.load_state_dict(state)
 

@@ -452,12 +452,14 @@ def plan_of_pairs(run: PreferenceRun) -> dict[str, Any]:
     prepared, args = run.prepared, run.args
     pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+    when = args.eval_strategy.value
+    evaluation = "no" if when == "no" else f"the task's reward on split {prepared.dataset.eval_split}, by {when}"
     return {
         "algorithm": f"{prepared.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
         **collaboration(prepared),
         "agents": f"{agents(prepared.model_names, run.roles)} ({prepared.form_in_words})",
         "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
-        "evaluation": f"the task's reward on split {prepared.dataset.eval_split}, eval_strategy {args.eval_strategy}",
+        "evaluation": evaluation,
         "output folder": prepared.run_folder,
     }
 

@@ -17,7 +17,6 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from transformers.integrations.deepspeed import deepspeed_config, is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
-from trl.trainer.utils import get_config_model_id
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
 from trl_multiagent.folders import CARD_FILE, TEAM_FILE
@@ -27,10 +26,8 @@ from trl_multiagent.models.packing import run_scored
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
-    class_of,
     copied,
     hub_arguments,
-    hub_id,
     text_parameters,
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
@@ -233,7 +230,7 @@ class AgentTeam(nn.Module):
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
-        check_loading(reasoning, chat_template_kwargs, model_init_kwargs)
+        check_loading(peft_config, reasoning, chat_template_kwargs, model_init_kwargs)
         if isinstance(name, Mapping):
             roles = roles or list(name)
             if {*roles} != name.keys():
@@ -243,8 +240,6 @@ class AgentTeam(nn.Module):
         sources, saved = find_sources(name, None if roles is None else check_agent_names(roles), hub)
         configs = peft_config if isinstance(peft_config, Mapping) else dict.fromkeys(sources, peft_config)
         configs = {role: config for role, config in configs.items() if config is not None}
-        for config in configs.values():
-            check_adapter_config("an agent", config)
         shares, adapted = form_of_sources(sources, None if saved is None else saved.form, configs, share_weights, hub)
         kwargs = {"trust_remote_code": model_init_kwargs.get("trust_remote_code", False), **(tokenizer_kwargs or {})}
         gguf_file = model_init_kwargs.pop("gguf_file", None)
@@ -341,36 +336,14 @@ class AgentTeam(nn.Module):
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
         from trl_multiagent.hub import push_folder, team_card
+        from trl_multiagent.team.facts import facts_of
 
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
-            card = team_card(self.summary(), repo_id, revision=None if create_pr else revision)
+            card = team_card(facts_of(self), repo_id, revision=None if create_pr else revision)
             card.save(Path(folder) / CARD_FILE)
             options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
             return push_folder(folder, repo_id, **options)
-
-    def summary(self) -> list[dict[str, Any]]:
-        """Returns the facts about each agent that a model card shows, see [`~hub.team_card`]."""
-        from trl_multiagent.models.gguf import gguf_file_of
-
-        sampler = TeamSampler(self, cast(Any, None))
-        agents = []
-        for role, agent in self.agents.items():
-            base, file = gguf_file_of(get_config_model_id(agent.config))
-            is_adapter = role in self.adapted_roles
-            agents.append(
-                {
-                    "role": role,
-                    "template_kwargs": sampler.template_kwargs(role),
-                    "base": hub_id(base),
-                    "base_revision": self.policies[role].peft_config[role].revision if is_adapter else None,
-                    "gguf_file": file.get("gguf_file"),
-                    "folder": self.folder(role),
-                    "is_adapter": is_adapter,
-                    "model_class": class_of(agent.config).__name__,
-                }
-            )
-        return agents
 
     @property
     def form(self) -> Form:
@@ -857,11 +830,14 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> t
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
 
 
-def check_loading(reasoning: Any, chat_template_kwargs: Any, others: dict[str, Any]) -> None:
+def check_loading(peft_config: Any, reasoning: Any, chat_template_kwargs: Any, others: dict[str, Any]) -> None:
     """Raises an error for arguments of [`~AgentTeam.from_pretrained`] that are wrong whatever is loaded."""
     for argument, advice in ADVICE.items():
         if argument in others:
             raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
+    for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
+        if config is not None:
+            check_adapter_config("an agent", config)
     if reasoning is not None:
         check_reasoning("`reasoning`", reasoning)
     if chat_template_kwargs is not None:

@@ -192,7 +192,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if isinstance(dataset, Dataset) and self._is_tokenized(dataset.column_names):
             return dataset
         if dataset_name != "train" and self.environment is not None and not roles_of_columns(dataset.column_names):
-            self.sampler.check_items(dataset, self.environment)
+            self.sampler.check_items(dataset, self.environment, self.args.num_turns)
             return dataset
         check_preferences(dataset, self.team.roles, name)
         # DPOTrainer takes a column of this name for images

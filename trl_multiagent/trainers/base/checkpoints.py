@@ -358,7 +358,8 @@ class CheckpointMixin(Trainer):
                 self._stop()
             raise Stopped(f"in the code of the task. {self._last_complete()}", self._last_checkpoint()) from None
         except (UnavailableError, WriteError) as error:
-            raise type(error)(f"{error} {self._last_complete()}") from error
+            error.args = (f"{str(error).rstrip('.')}. {self._last_complete()}",)
+            raise
         except (OSError, RuntimeError, MemoryError) as error:
             if is_machine_fault(error):
                 advice = "Later steps are lost: mend the disk or free memory, and resume."

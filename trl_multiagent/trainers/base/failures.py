@@ -17,7 +17,7 @@ def end_with_report(trainer: Any, problem: str, **records: list[dict]) -> NoRetu
     path = folder / f"failure_step{step}_process{trainer.accelerator.process_index}.json"
     report = {"problem": problem, "agents": list(trainer.team.roles), **records}
     path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
-    raise FloatingPointError(f"{problem} at step {step}. Items and completions are in {path}.")
+    raise FloatingPointError(f"{problem} at step {step}. Items and completions are in {path}.") from None
 
 
 def end_with_reward(trainer: Any, error: TaskError, nodes: list[Node]) -> NoReturn:

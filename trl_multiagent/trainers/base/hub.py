@@ -18,6 +18,7 @@ from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
 from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
+from trl_multiagent.team.facts import facts_of
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -55,7 +56,7 @@ def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, t
     place = trainer.hub_model_id or str(folder.absolute())  # a folder until the repository exists
     revision = args.hub_revision if trainer.hub_model_id else None
     tags = [*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
-    card = team_card(trainer.team.summary(), place, model_name, dataset_name, tags, training, revision)
+    card = team_card(facts_of(trainer.team), place, model_name, dataset_name, tags, training, revision)
     card.save(folder / CARD_FILE)
 
 

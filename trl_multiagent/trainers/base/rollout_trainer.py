@@ -25,7 +25,7 @@ from trl_multiagent.environments.base import (
     describe_environment,
     scoring,
 )
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, shows_task
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
@@ -75,6 +75,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     _ahead: Any = None  # samples the next batch during the update, see [`~trainers.base.ahead`]
     _paper: dict[str, str] | None = None
 
+    @shows_task
     def __init__(
         self,
         team: AgentTeam,
@@ -124,7 +125,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
-            self.sampler.check_items([*items.take(1)], environment)
+            self.sampler.check_items([*items.take(1)], environment, args.num_turns)
         if args.rollouts_ahead:
             from trl_multiagent.trainers.base.ahead import Ahead
 

@@ -28,7 +28,7 @@ from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import TaskError, frames_of_task, show
+from trl_multiagent.environments.task_errors import show, shows_task
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -208,14 +208,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
         report_run(self)
 
+    @shows_task
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         # Trainer applies these kernels to a single model. The agents have them already
         with temporarily_set(self.args, use_liger_kernel=False):
-            try:
-                return super().train(*args, **kwargs)
-            except TaskError as error:
-                error.__traceback__ = frames_of_task(error)
-                raise
+            return super().train(*args, **kwargs)
 
     def _begin_training(self) -> None:
         # Random numbers drawn after the trainer was created, for example by loading another team or by an evaluation,
@@ -225,6 +222,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
     # Evaluation
 
+    @shows_task
     def collaborate(self, items: Sequence[dict], num_episodes: int = 1) -> list[list[Turn]]:
         """
         Plays episodes of the environment with the current team, without training on them. Under ZeRO-3, every process
@@ -264,6 +262,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         with fail_together(self.accelerator):
             return self._play_episodes(without_repeated(self.accelerator, items, copies), 1, "evaluation", first)
 
+    @shows_task
     def evaluate(
         self,
         eval_dataset: Dataset | dict[str, Dataset] | None = None,
