@@ -9,13 +9,12 @@ import functools
 import math
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn
 
 from trl_multiagent.console import one_line
 from trl_multiagent.limits import short
 
 
-Method = TypeVar("Method", bound=Callable)
 FOR_ONE_AGENT = ". A completion is a dict by role: `role_reward(role, function)` takes a function for one agent"
 
 
@@ -68,21 +67,6 @@ def raise_in_place(problem: str, error: BaseException, kind: type[TaskError] = T
     made = kind(problem).with_traceback(error.__traceback__)
     made.__notes__ = getattr(error, "__notes__", [])
     raise made from error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def shows_task(method: Method) -> Method:
-    """Decorates a method that runs a task. The traceback of a task's error has the user's frames alone."""
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except TaskError as error:
-            from trl_multiagent.environments.frames import frames_of_task
-
-            raise error.with_traceback(frames_of_task(error)) from error.__cause__
-
-    return cast(Method, run)
 
 
 def describe(error: BaseException) -> str:

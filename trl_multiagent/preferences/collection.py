@@ -230,7 +230,7 @@ class _Collection:
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
         items = [self.dataset[k] for number in missing for k in chunks.items[number]]
-        sampler.check_items(items, self.environment, config.num_turns)
+        sampler.check_items(items, self.environment, num_turns=1)
         chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
 
     def sample_chunk(self, number: int, sampler: Sampler) -> list[Record]:

@@ -1,6 +1,6 @@
 """The facts about the agents of a team, for its model card and for the report of a run."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from trl.trainer.utils import get_config_model_id
 
@@ -9,12 +9,8 @@ from trl_multiagent.models.pretrained import class_of, hub_id
 from trl_multiagent.rollout.sampler import TeamSampler
 
 
-if TYPE_CHECKING:
-    from trl_multiagent.team.agent_team import AgentTeam
-
-
-def facts_of(team: "AgentTeam") -> list[dict[str, Any]]:
-    """Returns the facts about each agent, see [`~hub.team_card`]."""
+def facts_of(team: Any) -> list[dict[str, Any]]:
+    """Returns the facts about each agent of an [`AgentTeam`], see [`~hub.team_card`]."""
     sampler = TeamSampler(team, cast(Any, None))
     agents = []
     for role, agent in team.agents.items():

@@ -1,12 +1,13 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
+import functools
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -28,7 +29,7 @@ from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import show, shows_task
+from trl_multiagent.environments.task_errors import TaskError, show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -44,6 +45,22 @@ from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_w
 logger = logging.get_logger(__name__)
 
 BUCKETS = 20  # reductions of the gradients in a step under DeepSpeed
+Method = TypeVar("Method", bound=Callable)
+
+
+def shows_task(method: Method) -> Method:
+    """Decorates a method that runs a task. The traceback of a task's error has the user's frames alone."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TaskError as error:
+            from trl_multiagent.environments.frames import frames_of_task
+
+            raise error.with_traceback(frames_of_task(error)) from error.__cause__
+
+    return cast(Method, run)
 
 
 class CommonTrainerMixin(CheckpointMixin):
