@@ -49,7 +49,7 @@ def run(tmp_path_factory):
     return trainer, folder, read_page(folder / "report.html")
 
 
-def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys):
+def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys, caplog):
     @workflow(roles=("aux", "main"))
     async def game(item, agents):
         rounds = 1 + len(item["x"]) % 2
@@ -80,7 +80,11 @@ def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tm
         trainer().train()
     again = trainer()
     again.train(resume_from_checkpoint=True)
-    assert again.state.global_step == 3
+    assert again.state.global_step == 3 and not any("earlier run" in line for line in caplog.messages)
+    (tmp_path / "run" / "team.json").unlink()  # as if the team was not saved
+    trainer().train()
+    line = caplog.messages[-1]
+    assert "run/checkpoint-3 is of an earlier run, and this one will replace it: choose another `output_dir`" in line
 
 
 def test_the_page_has_the_numbers_of_the_run(run):

@@ -21,6 +21,7 @@ from typing import Any
 import pandas as pd
 import torch
 from transformers import TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, item_id
@@ -85,7 +86,14 @@ class RunReport(RolloutCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0 and not self.has_begun:
-            check_unused(Path(args.output_dir))
+            folder = Path(args.output_dir)
+            check_unused(folder)
+            last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+            if last is not None and COMMAND_VARIABLE not in os.environ:  # the command has said so
+                logger.warning(
+                    f"{last} is of an earlier run, and this one will replace it: choose another `output_dir`, or call "
+                    "`train(resume_from_checkpoint=True)` to go on."
+                )
         self.has_begun = True
         self.is_running = state.is_world_process_zero
         if not self.is_running:
