@@ -12,9 +12,9 @@ A row is a policy. Rows `small_*` answer to the first 32 held-out problems of th
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
 prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
 a third of the rate, twice as long; `small_iac` is the team after `iac_demo_coder`. In `small_in_order`, main reads
-aux's helper before it answers, and `small_in_order_trained` is this team after ten steps, also with another seed. `small_alone` and
-`small_alone_trained` are one agent that is shown the same solved problems with both functions, `small_alone_plain` and
-`small_alone_plain_trained` one that is shown a single function for each.
+aux's helper before it answers, and `small_in_order_trained` is this team after ten steps, also with another seed.
+`small_alone` and `small_alone_trained` are one agent that is shown the same solved problems with both functions,
+`small_alone_plain` and `small_alone_plain_trained` one that is shown a single function for each.
 
 Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
 untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
