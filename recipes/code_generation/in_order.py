@@ -33,6 +33,7 @@ def make_environment(settings):
         function = await agents.main(prompt)
         return await agents.call(score, (item, {"aux": helper, "main": function}))
 
+    in_order.metrics = code.metrics  # of the sandbox
     return in_order
 
 

@@ -133,6 +133,7 @@ def test_main_reads_the_helper(prompts):
     helper = {"aux": "def aux(xs):\n    return [x for x in xs if x % 2]"}
     first, last = play(environment, item, helper, {"main": "def total(xs):\n    return sum(2 * x for x in aux(xs))"})
     assert first.reward == 0.0 and last.reward == last.metrics["paper_reward"] == 4.0
+    assert environment.metrics()["sandbox/suspicious"] == 0
     shown = environment.prompts(item, [Turn(environment.prompts(item, ()), helper, first)])["main"]
     questions = [message["content"] for message in shown[::2]] if prompts else [shown]
     assert helper["aux"] in questions[-1]
