@@ -15,7 +15,7 @@ from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.packing import can_pack
 from trl_multiagent.runs.plan import plan_size
-from trl_multiagent.team.facts import facts_of
+from trl_multiagent.team.card import facts_of
 from trl_multiagent.team.files import load_tokenizer
 
 from prepared import parse_recipe

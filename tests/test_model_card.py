@@ -8,7 +8,7 @@ from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment
-from trl_multiagent.team.facts import facts_of
+from trl_multiagent.team.card import facts_of
 
 from tiny import count_reward, team_of, tiny_team, tiny_trainer
 

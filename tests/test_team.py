@@ -19,8 +19,8 @@ from trl_multiagent.models.gguf import converted, gguf_file_of
 from trl_multiagent.runs.models import loading_arguments
 from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.settings.schema import AgentModel
+from trl_multiagent.team.card import facts_of
 from trl_multiagent.team.critics import load_backbone
-from trl_multiagent.team.facts import facts_of
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 from prepared import parse_recipe

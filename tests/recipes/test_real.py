@@ -17,7 +17,7 @@ from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.folders import seal
 from trl_multiagent.models import gguf, packaged, pretrained
 from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
-from trl_multiagent.team.facts import facts_of
+from trl_multiagent.team.card import facts_of
 
 
 ITEM = {"word": "milk", "options": "dog, milk, gold, sun"}

@@ -1,11 +1,31 @@
 """The traceback of an error in a task, as somebody who wrote the task wants to read it."""
 
+import functools
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from trl_multiagent.environments.task_errors import TaskError
 
 
+Method = TypeVar("Method", bound=Callable)
 # What runs a task. Its frames say nothing about a task's error
-CALLERS = tuple(f"trl_multiagent.{package}." for package in ("trainers", "rollout", "environments", "jobs", "team"))
+PACKAGES = "trainers rollout environments jobs team runs evaluation preferences".split()
+CALLERS = tuple(f"trl_multiagent.{package}." for package in PACKAGES)
 LIBRARIES = "trl transformers accelerate torch asyncio concurrent contextlib threading".split()
+
+
+def shows_task(method: Method) -> Method:
+    """Decorates what runs a task. The traceback of a task's error has the user's frames alone."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TaskError as error:
+            raise error.with_traceback(frames_of_task(error)) from error.__cause__
+
+    return cast(Method, run)
 
 
 def frames_of_task(error: BaseException) -> TracebackType | None:

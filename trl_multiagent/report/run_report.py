@@ -44,7 +44,7 @@ from trl_multiagent.report.terminal import ShowCompletions, before_and_after, sh
 from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, TraceFiles, remove_after, trace_files
 from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
-from trl_multiagent.team.facts import facts_of
+from trl_multiagent.team.card import facts_of
 
 
 logger = logging.get_logger(__name__)

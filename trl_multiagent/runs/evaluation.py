@@ -23,6 +23,7 @@ from transformers import SchedulerType, TrainerCallback, TrainerControl, Trainer
 
 from trl_multiagent.console import hide_progress_bars, printable
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
@@ -54,6 +55,7 @@ CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MOST_STEPS = 4  # limit as a multiple of these steps, if the learning rate does not depend on their number
 
 
+@shows_task
 def run_evaluation(
     task: Tasks,
     argv: Sequence[str] | None = None,

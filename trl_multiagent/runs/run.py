@@ -15,6 +15,7 @@ from typing import Any
 
 from trl_multiagent.console import one_line
 from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.imports import import_object
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
@@ -75,6 +76,7 @@ MOST_KEYS = 8  # of a section of the task that `--help` describes
 Tasks = Task | Mapping[str, str]  # the task of a program, or the named tasks from which its user chooses
 
 
+@shows_task
 def run_recipe(algorithm: str, task: Tasks, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings

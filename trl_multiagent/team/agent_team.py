@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.folders import CARD_FILE, TEAM_FILE
+from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import run_scored
@@ -335,15 +334,9 @@ class AgentTeam(nn.Module):
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
-        from trl_multiagent.hub import push_folder, team_card
-        from trl_multiagent.team.facts import facts_of
+        from trl_multiagent.team.card import push_team
 
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            card = team_card(facts_of(self), repo_id, revision=None if create_pr else revision)
-            card.save(Path(folder) / CARD_FILE)
-            options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
-            return push_folder(folder, repo_id, **options)
+        return push_team(self, repo_id, revision=revision, create_pr=create_pr, **options)
 
     @property
     def form(self) -> Form:

@@ -15,10 +15,17 @@ from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_trackio_space_url
 
 from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub import team_card, team_files
+from trl_multiagent.hub import (
+    access_error_with_advice,
+    check_write_access,
+    push_command_advice,
+    team_card,
+    team_files,
+    upload_error_with_advice,
+)
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
-from trl_multiagent.team.facts import facts_of
+from trl_multiagent.team.card import facts_of
 from trl_multiagent.team.files import AGENTS_FOLDER
 from trl_multiagent.trainers.base.team_config import temporarily_set
 
@@ -58,6 +65,29 @@ def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, t
     tags = [*trainer._tag_names, *([tags] if isinstance(tags, str) else tags or [])]
     card = team_card(facts_of(trainer.team), place, model_name, dataset_name, tags, training, revision)
     card.save(folder / CARD_FILE)
+
+
+def hub_name(trainer: Any) -> str:
+    """Returns the repository's id on the Hub once it is known, else `hub_model_id`, else the default name."""
+    return trainer.hub_model_id or trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
+
+
+@contextlib.contextmanager
+def opening_repo(trainer: Any, token: str | None) -> Iterator[None]:
+    """Adds advice if a trainer's repository cannot be opened within the block, or cannot be written to after it."""
+    with access_error_with_advice(hub_name(trainer)):
+        yield
+        if trainer.is_world_process_zero():
+            check_write_access(trainer.hub_model_id, token or trainer.args.hub_token, trainer.args.hub_revision)
+
+
+@contextlib.contextmanager
+def pushing(trainer: Any) -> Iterator[None]:
+    """Prepares a push of the team, and adds advice if it is interrupted."""
+    trainer._finish_current_push()  # a push in progress reads files that are replaced next
+    advice = push_command_advice(trainer.args.output_dir, hub_name(trainer), trainer.args.hub_revision)
+    with upload_error_with_advice(hub_name(trainer), advice), only_team_files():
+        yield
 
 
 @contextlib.contextmanager

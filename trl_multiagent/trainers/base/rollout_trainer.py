@@ -25,6 +25,7 @@ from trl_multiagent.environments.base import (
     describe_environment,
     scoring,
 )
+from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
@@ -47,7 +48,7 @@ from trl_multiagent.trainers.base.loss import policy_loss
 from trl_multiagent.trainers.base.metrics import Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 from trl_multiagent.trainers.base.team_config import temporarily_set
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs, shows_task
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 
 
 @explained

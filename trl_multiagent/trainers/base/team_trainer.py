@@ -1,13 +1,12 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
 import contextlib
-import functools
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -29,7 +28,8 @@ from trl.models.utils import add_hooks, remove_hooks
 from trl.trainer.utils import add_fused_lm_head
 
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.task_errors import TaskError, show
+from trl_multiagent.environments.frames import shows_task
+from trl_multiagent.environments.task_errors import show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
@@ -45,22 +45,6 @@ from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_w
 logger = logging.get_logger(__name__)
 
 BUCKETS = 20  # reductions of the gradients in a step under DeepSpeed
-Method = TypeVar("Method", bound=Callable)
-
-
-def shows_task(method: Method) -> Method:
-    """Decorates a method that runs a task. The traceback of a task's error has the user's frames alone."""
-
-    @functools.wraps(method)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except TaskError as error:
-            from trl_multiagent.environments.frames import frames_of_task
-
-            raise error.with_traceback(frames_of_task(error)) from error.__cause__
-
-    return cast(Method, run)
 
 
 class CommonTrainerMixin(CheckpointMixin):
@@ -448,12 +432,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
         # repository would show only at the first upload, possibly at the end of the training
-        from trl_multiagent.hub import access_error_with_advice, check_write_access
+        from trl_multiagent.trainers.base.hub import opening_repo
 
-        with access_error_with_advice(self._hub_name):
+        with opening_repo(self, token):
             super().init_hf_repo(token, private)
-            if self.is_world_process_zero():
-                check_write_access(self.hub_model_id, token or self.args.hub_token, self.args.hub_revision)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
@@ -481,12 +463,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
         Pushes the team as [`~transformers.Trainer.push_to_hub`] does. Keyword arguments go to
         [`~TeamTrainerMixin.create_model_card`].
         """
-        from trl_multiagent.hub import push_command_advice, upload_error_with_advice
-        from trl_multiagent.trainers.base.hub import only_team_files
+        from trl_multiagent.trainers.base.hub import pushing
 
-        self._finish_current_push()  # a push in progress reads files that are replaced next
-        advice = push_command_advice(self.args.output_dir, self._hub_name, self.args.hub_revision)
-        with upload_error_with_advice(self._hub_name, advice), only_team_files():
+        with pushing(self):
             return super().push_to_hub(*args, **kwargs)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
@@ -494,11 +473,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
         if not self._saving:  # an unfinished checkpoint is pushed later
             push_checkpoint(self, checkpoint_folder, super()._push_from_checkpoint)
-
-    @property
-    def _hub_name(self) -> str:
-        """The repository's id on the Hub once it is known, else the user's `hub_model_id`, else the default name."""
-        return self.hub_model_id or self.args.hub_model_id or Path(self.args.output_dir).absolute().name
 
     def _may_change_files(self) -> bool:
         """
