@@ -89,7 +89,8 @@ class RunReport(RolloutCallback):
             folder = Path(args.output_dir)
             check_unused(folder)
             last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-            if last is not None and COMMAND_VARIABLE not in os.environ:  # the command has said so
+            says = state.is_world_process_zero and COMMAND_VARIABLE not in os.environ  # the command has said so
+            if last is not None and says:
                 logger.warning(
                     f"{last} is of an earlier run, and this one will replace it: choose another `output_dir`, or call "
                     "`train(resume_from_checkpoint=True)` to go on."
