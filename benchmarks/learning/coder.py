@@ -18,7 +18,8 @@ aux's helper before it answers, and `small_in_order_trained` is this team after 
 
 Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
 untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
-`in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of `small_trained`.
+`in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of `small_trained`,
+and `after_small` this team after ten steps on the problems of CoopHumanEval, at twice the rate of its configuration.
 Rows `mbpp_*` are the same for 32 problems of MBPP. There, the trained ones take 20 steps at twice the rate of their
 configurations.
 
@@ -48,6 +49,9 @@ from trl_multiagent.runs.run import run_recipe
 FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
+RUNS = "FOLDER"  # in a change: the folder of all rows
+AFTER_SMALL = ["peft=null", f"agent_model.name={RUNS}/small_trained/run", "magrpo.learning_rate=2.0e-4"]
+AFTER_SMALL += ["magrpo.max_steps=10", "magrpo.per_device_train_batch_size=8"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
 ROWS: dict[str, tuple[str, list[str], bool | str]] = {
@@ -80,6 +84,7 @@ ROWS: dict[str, tuple[str, list[str], bool | str]] = {
         True,
     ),
     "moved": ("magrpo_che_coder", [], "small_trained"),
+    "after_small": ("magrpo_che_coder", AFTER_SMALL, True),
     "mbpp_published": ("magrpo_mbpp_coder", [*FIRST, *PUBLISHED], False),
     "mbpp_untrained": ("magrpo_mbpp_coder", FIRST, False),
     "mbpp_trained": ("magrpo_mbpp_coder", [*FIRST, "magrpo.learning_rate=2.0e-4", "magrpo.max_steps=20"], True),
@@ -103,6 +108,8 @@ COMPARED = (
     ("published", "untrained"),
     ("untrained", "trained"),
     ("untrained", "moved"),
+    ("moved", "after_small"),
+    ("untrained", "after_small"),
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
     ("mbpp_published", "mbpp_untrained"),
@@ -167,7 +174,9 @@ def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
     run, section = folder / (trained if isinstance(trained, str) else row) / "run", config.split("_")[0]
     if (folder / row / "evaluation.json").is_file():
         return
-    changes = ["--config", config, "--override", f"agent_model.name={options.model}", *changes]
+    if not any(change.startswith("agent_model.name") for change in changes):
+        changes = [f"agent_model.name={options.model}", *changes]
+    changes = ["--config", config, "--override", *(change.replace(RUNS, str(folder)) for change in changes)]
     if trained is True and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
