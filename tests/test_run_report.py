@@ -11,6 +11,7 @@ import pytest
 
 from trl_multiagent import MAGRPOConfig, cli, workflow
 from trl_multiagent.console import markdown_table, text_table
+from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import (
@@ -49,7 +50,9 @@ def run(tmp_path_factory):
     return trainer, folder, read_page(folder / "report.html")
 
 
-def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys, caplog):
+def test_a_short_training_in_python_shows_what_was_learnt_and_is_not_replaced(tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.delenv(COMMAND_VARIABLE, raising=False)  # a test may have set it
+
     @workflow(roles=("aux", "main"))
     async def game(item, agents):
         rounds = 1 + len(item["x"]) % 2
