@@ -16,7 +16,8 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
     if there is no such object, or importing its module failed.
     """
     module, _, name = path.partition(":") if ":" in path else path.rpartition(".")
-    if (file := module if ":" in path else path).endswith(".py"):
+    file = path.partition(":")[0]
+    if file.endswith(".py"):
         raise ValueError(f"`{setting}` names the file {file}: write {file[:-3].replace('/', '.')}:name, its module.")
     if not module or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
         raise ValueError(f"`{setting}` names {path!r}; it must have the form package.module:name.")

@@ -85,12 +85,12 @@ class RunReport(RolloutCallback):
         self.evaluated: dict[str, list[TraceRow]] = {}  # the latest tree of the first item of each evaluation set
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        folder = Path(args.output_dir)
         if state.global_step == 0 and not self.has_begun:
-            folder = Path(args.output_dir)
             check_unused(folder)
             last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-            says = state.is_world_process_zero and COMMAND_VARIABLE not in os.environ  # the command has said so
-            if last is not None and says:
+            is_told = COMMAND_VARIABLE in os.environ or not state.is_world_process_zero  # by the command, the main one
+            if last is not None and not is_told:
                 logger.warning(
                     f"{last} is of an earlier run, and this one will replace it: choose another `output_dir`, or call "
                     "`train(resume_from_checkpoint=True)` to go on."
@@ -99,7 +99,6 @@ class RunReport(RolloutCallback):
         self.is_running = state.is_world_process_zero
         if not self.is_running:
             return
-        folder = Path(args.output_dir)
         self.next_refresh, self.next_kept = time.monotonic() + SECONDS_BETWEEN, 0
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
