@@ -10,12 +10,12 @@ from trl_multiagent.trainers.base.batch import Row, agent_tensors, collect_rows,
 PAD, EOS = 0, 9
 
 
-def node(prompt, *completions, logps=None):
+def node(prompt, *completions, logps=None, turn=0):
     samples = Samples(prompt, list(completions), ["" for _ in completions], logps)
-    return Node({}, (), {"solo": ""}, {"solo": samples})
+    return Node({}, (None,) * turn, {"solo": ""}, {"solo": samples})
 
 
-TURNS = [[node([1, 2, 3], [4, 5, 9], [6, 9])], [node([1], [7], [8, 9])]]
+TURNS = [[node([1, 2, 3], [4, 5, 9], [6, 9])], [node([1], [7], [8, 9], turn=1)]]
 ADVANTAGES = [[{"solo": torch.tensor([0.5, -0.5])}], [{"solo": torch.tensor([0.0, 2.0])}]]
 
 

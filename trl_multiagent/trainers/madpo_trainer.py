@@ -342,7 +342,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
         """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
         # The loss is a sum over micro-batches and processes, but gradients are means over both
-        router_loss = self._router_loss(role, expert_sums) * self._num_parts
+        router_loss = self._expert_loads[role] @ expert_sums[1] * self._num_parts
         mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
         self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
         return self._router_loss_coefs[role] * router_loss

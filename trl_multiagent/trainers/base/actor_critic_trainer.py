@@ -88,7 +88,6 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
         self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
-        self._rows: dict[str, list[CriticRow]] = {}  # of the current batch, by critic
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         team.freeze(args.frozen_agents or ())
@@ -141,9 +140,6 @@ class ActorCriticTrainer(RolloutTrainer):
             for k, batch in enumerate(batches):
                 batch.critics[name] = self._critic_tensors(name, rows[k * size : (k + 1) * size])
         return batches
-
-    def _critic_rows_to_train(self) -> dict[str, list[CriticRow]]:
-        return self._rows
 
     def _critic_rows(self, critic: str, turns: Trees) -> list[CriticRow]:
         """
@@ -254,9 +250,6 @@ class ActorCriticTrainer(RolloutTrainer):
         self.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
 
     # The value loss
-
-    def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
-        return {"critic_inputs": {name: tensors.inputs for name, tensors in batch.critics.items()}}
 
     def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         losses = {}

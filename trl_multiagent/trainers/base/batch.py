@@ -10,7 +10,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -21,14 +22,13 @@ from trl_multiagent.models.shared_prompts import takes_positions, token_position
 from trl_multiagent.rollout.tree import Node, Samples, Trees
 
 
-T = TypeVar("T", bound="RowTensors")
-A = TypeVar("A", bound="AgentTensors")
 Advantages = list[list[dict[str, torch.Tensor]]]  # of each agent's completions at the nodes of each turn
 
 
-def move(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copies a tensor from the CPU to a device. The host does not wait for a GPU."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+def moved(values: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+    """Copies the tensors among some values from the CPU to a device. The host does not wait for a GPU."""
+    tensors, is_gpu = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}, device.type == "cuda"
+    return {name: (x.pin_memory() if is_gpu else x).to(device, non_blocking=is_gpu) for name, x in tensors.items()}
 
 
 @dataclass
@@ -40,11 +40,10 @@ class RowTensors:
     def __len__(self) -> int:
         return next(len(x) for x in vars(self).values() if isinstance(x, torch.Tensor))
 
-    def to(self: T, device: torch.device) -> T:
+    def to(self, device: torch.device) -> Self:
         """Copies the tensors from the CPU to a device."""
-        tensors = {name: move(x, device) for name, x in vars(self).items() if isinstance(x, torch.Tensor)}
-        inputs = {name: move(x, device) if isinstance(x, torch.Tensor) else x for name, x in self.inputs.items()}
-        return dataclasses.replace(self, **tensors, inputs=inputs)
+        inputs = self.inputs | moved(self.inputs, device)
+        return dataclasses.replace(self, **moved(vars(self), device), inputs=inputs)
 
 
 @dataclass
@@ -68,7 +67,7 @@ class AgentTensors(RowTensors):
     num_tokens: float = 1.0
     sequences: list[list[int]] = field(default_factory=list)  # of each row, its token ids; empty if it is masked
 
-    def of_turn(self: A, turn: int) -> A:
+    def of_turn(self, turn: int) -> Self:
         """Masks the completions of all other turns."""
         mask = self.completion_mask * (self.turns == turn).unsqueeze(1)
         return dataclasses.replace(self, completion_mask=mask)
@@ -112,23 +111,18 @@ def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
     that rows of a micro-batch share many tokens. `turns` and `advantages` have an entry per turn and node; the
     advantages of a trained agent at a node have the shape `(G,)`.
     """
-    nodes = [
-        (turn, node, by_role)
-        for turn, (of_turn, turn_advantages) in enumerate(zip(turns, advantages, strict=True))
-        for node, by_role in zip(of_turn, turn_advantages, strict=True)
-    ]
+    nodes = [*zip(chain(*turns), chain(*advantages), strict=True)]
     longest: dict[int, int] = {}  # prompt and completion of any agent, by tree
-    for _, node, _ in nodes:
+    for node, _ in nodes:
         lengths = (len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in node.samples.values())
         longest[node.tree] = max(longest.get(node.tree, 0), *lengths)
 
-    def place(entry: tuple[int, Node, dict[str, torch.Tensor]]) -> Any:
-        node = entry[1]
+    def place(entry: tuple[Node, dict[str, torch.Tensor]]) -> Any:
+        node = entry[0]
         return longest[node.tree], node.tree, [samples.prompt_ids for samples in node.samples.values()]
 
-    nodes.sort(key=place)
     rows = []
-    for turn, node, by_role in nodes:
+    for node, by_role in sorted(nodes, key=place):
         for sibling in range(max(len(samples.completion_ids) for samples in node.samples.values())):
             own = {role: values[sibling].item() for role, values in by_role.items()}
             dropped = [role for role, advantage in own.items() if math.isnan(advantage)]  # without a reward
@@ -137,7 +131,7 @@ def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
             samples = node.samples  # of all siblings, unless some are dropped
             if dropped:
                 samples = {role: x for role, x in node.samples.items() if role not in dropped}
-            rows.append(Row(turn, samples, sibling, own))
+            rows.append(Row(len(node.history), samples, sibling, own))
     return rows
 
 

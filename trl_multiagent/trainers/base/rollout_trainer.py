@@ -5,7 +5,7 @@ and evaluates.
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
 
     args: RolloutConfig
-    log_completions: bool
     _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
     _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
     _card_settings += ["beta", "seed"]
     _buffered_inputs: list[Batch]  # the micro-batches of an optimizer step
+    _rows: Mapping[str, list] = {}  # that the critics read in the current batch, by critic
     _ahead: Any = None  # samples the next batch during the update, see [`~trainers.base.ahead`]
     _paper: dict[str, str] | None = None
 
@@ -109,16 +109,23 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         reference = self._make_reference() if args.beta != 0.0 else None
         from trl_multiagent.report.run_report import watchers
 
-        self._init_grpo(
-            args,
-            model=team,
-            reward_funcs=environment.score,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=team.tokenizers[team.roles[0]],
-            callbacks=[*watchers(environment, args), *(callbacks or [])],
-            optimizers=optimizers,
-        )
+        # GRPOTrainer must not set up a reference model, vLLM and dropout for a single model
+        changes: dict[str, Any] = {"beta": 0.0, "use_vllm": False, "disable_dropout": False}
+        if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
+            changes["importance_sampling_level"] = "sequence"
+        with temporarily_set(args, **changes, router_aux_loss_coef=None):
+            super().__init__(
+                args=args,
+                model=team,
+                reward_funcs=environment.score,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=team.tokenizers[team.roles[0]],
+                callbacks=[*watchers(environment, args), *(callbacks or [])],
+                optimizers=optimizers,
+            )
+        del team.__dict__["forward"]  # GRPOTrainer patched it. Here, the agents' forwards return log-probabilities
+        self.log_completions = False  # GRPOTrainer's table has no columns for agents
         for model in team.base_models:
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
@@ -131,20 +138,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             from trl_multiagent.trainers.base.ahead import Ahead
 
             self._ahead = Ahead(self)
-
-    def _init_grpo(self, args: RolloutConfig, **kwargs: Any) -> None:
-        """
-        Initializes GRPOTrainer without a reference model, vLLM and dropout settings, which it would set up for a
-        single model.
-        """
-        changes: dict[str, Any] = {"beta": 0.0, "use_vllm": False, "disable_dropout": False}
-        if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
-            changes["importance_sampling_level"] = "sequence"
-        with temporarily_set(args, **changes, router_aux_loss_coef=None):
-            super().__init__(args=args, **kwargs)
-        # GRPOTrainer patched the team's forward to return log-probabilities. Here, the forwards of the agents return
-        # them
-        del self.team.__dict__["forward"]
 
     def _make_generator(self) -> Any:
         args = self.args
@@ -357,7 +350,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         with fail_together(accelerator):
             rows = self.rows_to_train(all_rows)
         own_rows = {role: [row for row in rows if role in row.samples] for role in roles}
-        most = self._most(max(map(len, [*own_rows.values(), *self._critic_rows_to_train().values()])))
+        most = self._most(max(map(len, [*own_rows.values(), *self._rows.values()])))
         size = args.rows_per_forward
         number = max(1, -(-most // size))
         counts = [
@@ -383,10 +376,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             if role in self._router_loss_coefs:
                 self._expert_loads[role] = self._expert_load(role, (tensors.inputs for tensors in parts))
         return batches
-
-    def _critic_rows_to_train(self) -> dict[str, list]:
-        """Returns the rows of each critic in the update."""
-        return {}
 
     def _most(self, number: int) -> int:
         """Returns the largest `number` of any process."""
@@ -426,8 +415,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         """
         rows = inputs.agents
         self._is_in_backward = False
-        inputs_of_team = {role: rows[role].inputs for role in rows}
-        forward = functools.partial(model, team_inputs=inputs_of_team, **self._critic_inputs(inputs))
+        forward = functools.partial(
+            model,
+            team_inputs={role: tensors.inputs for role, tensors in rows.items()},
+            critic_inputs={name: tensors.inputs for name, tensors in inputs.critics.items()},
+        )
         # The forward of DeepSpeed communicates, so a failed process cannot report its error in between
         outputs = forward() if self.is_deepspeed_enabled else None
         # Before the backward pass: its collectives would wait for a failed process
@@ -437,7 +429,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             for role in rows:
                 losses[role] = self.agent_loss(role, outputs[role], rows[role])
                 if role in self._router_loss_coefs:
-                    router_loss = self._router_loss(role, outputs[role].aux_loss)
+                    router_loss = self._expert_loads[role] @ outputs[role].aux_loss[1]
                     self.observer.sums[role, "aux_loss"] += router_loss.detach()
                     # This loss is a sum over processes, but gradients are averaged over processes
                     factor = self._router_loss_coefs[role] * self.accelerator.num_processes
@@ -451,10 +443,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 end_with_loss(self, losses)
         self._is_in_backward = True
         return total
-
-    def _critic_inputs(self, batch: Batch) -> dict[str, Any]:
-        """Returns the arguments of the team's forward for the critics, if the algorithm has some."""
-        return {}
 
     def _critic_losses(self, outputs: dict[str, Any], batch: Batch) -> dict[str, torch.Tensor]:
         """Returns the losses of the critics on a micro-batch, which are added to the agents' losses."""
@@ -533,12 +521,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():
                 self.environment.load_state_dict(torch.load(environment, weights_only=True))
-
-    # Logs
-
-    def log(self, *args: Any, **kwargs: Any) -> None:
-        with temporarily_set(self, log_completions=False):  # GRPOTrainer's table has no columns for agents
-            super().log(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         output = super()._finalize_training(*args, **kwargs)

@@ -374,7 +374,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 yield self.ref_model
 
     # The router loss of mixtures of experts over a whole batch, see `models.router_loss`. First, the load of the
-    # experts is counted over the batch. Then the loss is a sum over micro-batches and processes
+    # experts is counted over the batch. Then the loss is a sum over micro-batches and processes: of this load, times
+    # the second sums in `aux_loss` of an output
 
     @torch.no_grad()
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
@@ -390,13 +391,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
         experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
         return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
-
-    def _router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
-        """
-        Computes the part of a micro-batch in an agent's router loss, without the coefficient. `expert_sums`: the
-        output's `aux_loss`.
-        """
-        return self._expert_loads[role] @ expert_sums[1]
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
@@ -555,16 +549,11 @@ def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.
 
 def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
     """Checks that settings of single agents fit the team."""
-    if args.agent_learning_rates and not set(args.agent_learning_rates) <= set(team.roles):
-        raise ValueError(
-            f"`agent_learning_rates` has the roles {sorted(args.agent_learning_rates)}, which must be roles of the "
-            f"team: {team.roles}."
-        )
-    if args.agent_learning_rates and team.has_shared_weights:
-        raise ValueError(
-            "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. Set "
-            "one `learning_rate` instead."
-        )
+    rates = args.agent_learning_rates or {}
+    if not {*rates} <= {*team.roles}:
+        raise ValueError(f"`agent_learning_rates` has the roles {sorted(rates)}; the team has {list(team.roles)}.")
+    if rates and team.has_shared_weights:
+        raise ValueError("`agent_learning_rates` is for separate weights, but the agents share theirs: leave it out.")
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
