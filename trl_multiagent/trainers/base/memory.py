@@ -58,6 +58,19 @@ class Size:
     critics: int = 0  # number of critics
     models: int = 1  # number of different models and bases of agents
 
+    @property
+    def text(self) -> Any:
+        """The dimensions of a layer. Layers of Gemma 4 differ, and the last is of the larger kind."""
+        return self.dimensions.per_layer_config[-1]
+
+    @property
+    def inner(self) -> int:
+        return getattr(self.text, "intermediate_size", None) or 4 * self.text.hidden_size  # GPT-2 names none
+
+    def last_prompt(self, args: Any) -> int:
+        """Returns the tokens of the longest prompt of the last turn, with the history."""
+        return self.prompt + (args.num_turns - 1) * args.max_completion_length
+
 
 def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str, dict[str, float]]:
     """
@@ -76,65 +89,33 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     weight = 2.0 if mixed or args.rounds_stochastically else 4.0
     # Adam has two moments, and DeepSpeed a float32 copy of the weights, too. torchao's moments have 8 bits
     state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
-    weight_shards = processes if stage == 3 else 1
     base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
-    gradients = weight * size.trained / (processes if stage >= 2 else 1)
+    # ZeRO-1 divides the optimizer's state among the processes, ZeRO-2 also gradients, and ZeRO-3 also weights
+    of_state, of_gradients, of_weights = (processes if stage >= first else 1 for first in (1, 2, 3))
+    own, gradients = size.trained + size.frozen, weight * size.trained / of_gradients
     held = {
-        "weights": (weight * (size.trained + size.frozen) + base * size.base) / weight_shards,
-        "optimizer": state * size.trained / (processes if stage > 0 else 1),
+        "weights": (weight * own + base * size.base) / of_weights,
+        "optimizer": state * size.trained / of_state,
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
     }
-    text = size.dimensions.per_layer_config[-1]  # layers of Gemma 4 differ, and the last is of the larger kind
-    longest = size.prompt + args.num_turns * args.max_completion_length
-    rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
-    if args.generation_token_budget is not None:
-        rows = max(1, min(rows, args.generation_token_budget // longest))
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    copies = number * (size.trained + size.frozen) if half and weight == 4.0 else 0.0  # made by autocast
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size  # GPT-2 names none
-    layers, prompt = text.num_hidden_layers, longest - args.max_completion_length
-    token = 2 * number * layers * heads * head  # keys and values
-    sampling = {
-        "key-value cache": token * rows * longest,
-        "probabilities": 3 * 4.0 * rows * text.vocab_size,
-        "stacked adapters": number * size.adapters if size.joint > 1 else 0.0,
-        # Autocast keeps no copies of frozen weights
-        "weights of an agent": number * size.largest if stage == 3 or (copies and not size.base) else 0.0,
-    }
-    # Before, the prompts are read, each once. Adapters add their result to the base's
-    reading = math.ceil(rows / args.completions_per_node) * prompt
-    reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * inner
-    sampling["prompts"] = max(0.0, reading - sampling["key-value cache"] - sampling["probabilities"])
+    copies = (
+        number * own if half and weight == 4.0 else 0.0
+    )  # made by autocast, but while sampling not of frozen weights
+    copied = number * size.largest if stage == 3 or (copies and not size.base) else 0.0
+    sampling = sampling_parts(args, size, number, copied)
     if args.use_vllm:  # its engines have their own memory
         sampling = {}
-    rows_of_step = args.items_per_device * args.rows_per_item
-    # Of the agents that share a forward
-    scored = size.joint * min(args.rows_per_forward, rows_of_step) * args.max_completion_length
-    rows = min(size.agents * args.rows_per_forward, size.acting * rows_of_step)  # of all agents
-    tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, args.completions_per_node)
-    with_critics = tokens
-    if size.critics:  # one backward for agents and critics; a central critic reads the prompts of all agents
-        is_q = args.critic_type == "q"
-        texts = rows_of_step if is_q else args.items_per_device * sum(args.nodes_per_turn)
-        texts = math.ceil(texts / math.ceil(rows_of_step / args.rows_per_forward))
-        length, alike = (longest, args.completions_per_node) if is_q else (prompt, 1)
-        with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
-    # Of each token. Under autocast, what stands between products is in float32. Frozen norms keep no inputs
-    states = (14 if half else 8) if size.base else (17 if half else 10)
-    layer = number * (states * text.hidden_size + 4 * inner)
-    kept = layers * with_critics * number * text.hidden_size
-    # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
-    whole = weight * min(size.trained, text.hidden_size * max(text.vocab_size, inner))
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
-        copies += number * size.base * (1 / layers if args.gradient_checkpointing else size.agents + size.critics)
-    live = min(size.trained + size.frozen + size.base, MAX_LIVE)
+        shown = 1 / size.text.num_hidden_layers if args.gradient_checkpointing else size.agents + size.critics
+        copies += number * size.base * shown
+    live = min(own + size.base, MAX_LIVE)
+    # ZeRO splits the gradient of a matrix when it is whole. ZeRO-2 copies its parts when the optimizer steps
+    whole = weight * min(size.trained, size.text.hidden_size * max(size.text.vocab_size, size.inner))
     update = {
         "gradients": 0.0 if stage == 3 else gradients,
-        "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
-        "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
+        **activation_parts(args, size, number),
         "stacked adapters": number * size.adapters if size.joint > 1 and not copies else 0.0,
         # DeepSpeed fetches several weights as one tensor and copies them from it
         "weights to compute with": number * (live + min(live, MAX_AHEAD)) if stage == 3 else copies,
@@ -142,6 +123,60 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "gradients in float32": 4.0 * size.trained / processes if mixed and stage < 3 else 0.0,
     }
     return {"held": held, "sampling": sampling, "update": update}
+
+
+def sampling_parts(args: Any, size: Size, number: float, copied: float) -> dict[str, float]:
+    """
+    Returns the bytes of sampling in the last turn. `number`: bytes of an activation. `copied`: bytes of weights that
+    are made for it.
+    """
+    text, prompt = size.text, size.last_prompt(args)
+    longest = prompt + args.max_completion_length
+    rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
+    if args.generation_token_budget is not None:
+        rows = max(1, min(rows, args.generation_token_budget // longest))
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    token = 2 * number * text.num_hidden_layers * heads * head  # keys and values
+    cache, probabilities = token * rows * longest, 3 * 4.0 * rows * text.vocab_size
+    # Before, the prompts are read, each once. Adapters add their result to the base's
+    reading = math.ceil(rows / args.completions_per_node) * prompt
+    reading *= token + 16 * text.hidden_size + number * (4 if size.base else 3) * size.inner
+    return {
+        "key-value cache": cache,
+        "probabilities": probabilities,
+        "stacked adapters": number * size.adapters if size.joint > 1 else 0.0,
+        "weights of an agent": copied,
+        "prompts": max(0.0, reading - cache - probabilities),
+    }
+
+
+def activation_parts(args: Any, size: Size, number: float) -> dict[str, float]:
+    """Returns the bytes of the forward of an update, and of its log-probabilities. `number`: bytes of an activation."""
+    text, prompt, completions = size.text, size.last_prompt(args), args.completions_per_node
+    longest = prompt + args.max_completion_length
+    rows_of_step = args.items_per_device * args.rows_per_item
+    rows = min(size.agents * args.rows_per_forward, size.acting * rows_of_step)  # of all agents
+    tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, completions)
+    with_critics = tokens
+    if size.critics:  # one backward for agents and critics; a central critic reads the prompts of all agents
+        is_q = args.critic_type == "q"
+        texts = rows_of_step if is_q else args.items_per_device * sum(args.nodes_per_turn)
+        texts = math.ceil(texts / math.ceil(rows_of_step / args.rows_per_forward))
+        length, alike = (longest, completions) if is_q else (prompt, 1)
+        with_critics += size.agents * tokens_of(size, texts, length, prompt, alike)
+    # Of each token. Under autocast, what stands between products is in float32. Frozen norms keep no inputs
+    frozen, trained = (14, 17) if number == 2.0 else (8, 10)
+    states = frozen if size.base else trained
+    layer = number * (states * text.hidden_size + 4 * size.inner)
+    layers = text.num_hidden_layers
+    kept = layers * with_critics * number * text.hidden_size
+    # Of the agents that share a forward
+    scored = size.joint * min(args.rows_per_forward, rows_of_step) * args.max_completion_length
+    return {
+        "activations": kept + tokens * layer if args.gradient_checkpointing else layers * with_critics * layer,
+        "log-probabilities": 4.0 * CHUNK_COPIES * min(scored, CHUNK_TOKENS) * min(text.vocab_size, CHUNK_WORDS),
+    }
 
 
 def tokens_of(size: Size, sequences: int, length: int, prompt: int, completions: int) -> int:
@@ -174,10 +209,10 @@ def size_of(
         longest (`int`): Number of tokens of the longest sequence.
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
-    policies, roles = team.policies, Counter(map(id, team.policies.values()))
-    with_adapters = {id(x): x for x in policies.values() if isinstance(x, PeftModel)}.values()
+    policies = team.policies
+    with_adapters = [x for x in team.models.values() if isinstance(x, PeftModel)]
     of_adapters = {id(x) for y in with_adapters for name in y.peft_config for x in adapter_parameters(y, name)}
-    base = [x for policy in with_adapters for x in policy.parameters() if id(x) not in of_adapters]
+    base = [x for model in with_adapters for x in model.parameters() if id(x) not in of_adapters]
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
     largest = max(numbers, key=numbers.__getitem__)
     trained = count(x for x in team.parameters() if x.requires_grad)
@@ -194,7 +229,7 @@ def size_of(
         common=sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*of_longest, strict=False))),
         agents=len(team.roles),
         acting=len(own),
-        joint=min(len(own), max(roles.values())),
+        joint=min(len(own), max(Counter(map(id, policies.values())).values())),
         adapters=sum(count(adapter_parameters(policies[role], role)) for role in team.adapted_roles),
         packs=packs and all(can_pack(agent, longest) for agent in team.agents.values()),
         critics=0 if team.critics is None else len(team.critics.names),
@@ -224,7 +259,7 @@ def memory_of(device: torch.device, team: torch.nn.Module) -> float:
 
 
 def choose_rows(
-    args: Any, size: Size, stage: int, processes: int, memory: float, on_gpu: bool = True, turns: int | None = None
+    args: Any, size: Size, stage: int, processes: int, memory: float, on_gpu: bool = True
 ) -> tuple[int, bool]:
     """
     Chooses what the user has left open: the rows of a forward of the update, and whether it checkpoints activations.
@@ -238,14 +273,12 @@ def choose_rows(
         processes (`int`): Number of devices.
         memory (`float`): Bytes of memory of a device.
         on_gpu (`bool`, *optional*, defaults to `True`): Whether the device is a GPU. Its host may be slower than it.
-        turns (`int`, *optional*): Number of turns of an episode. By default, the largest allowed number.
 
     Returns:
         `tuple[int, bool]`: The rows, and whether to checkpoint.
     """
     trial = copy.copy(args)
-    trial.num_turns = turns or args.num_turns
-    sizes = [args.items_per_device * trial.rows_per_item if args.chooses_rows else args.rows_per_forward]
+    sizes = [args.rows_per_device if args.chooses_rows else args.rows_per_forward]
     while args.chooses_rows and sizes[-1] > 1:
         sizes.append(math.ceil(sizes[-1] / 2))
 
@@ -288,7 +321,7 @@ def choose_for(trainer: Any) -> None:
     memory, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
     stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
     on_gpu = accelerator.device.type != "cpu"
-    trainer._set_rows(*choose_rows(args, size, stage, accelerator.num_processes, memory, on_gpu, len(turns)))
+    trainer._set_rows(*choose_rows(args, size, stage, accelerator.num_processes, memory, on_gpu))
     if accelerator.is_main_process:
         logger.info(f"The update has {describe_rows(args)}.")
 
