@@ -73,12 +73,10 @@ OPTIMIZER_ARGUMENTS = """
     adam_epsilon
 """.split()
 # The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
-DECISIVE_ARGUMENTS = (
-    """
+DECISIVE_ARGUMENTS = """
     seed lr_scheduler_type lr_scheduler_kwargs warmup_steps bf16 fp16 max_grad_norm
 """.split()
-    + OPTIMIZER_ARGUMENTS
-)
+DECISIVE_ARGUMENTS += OPTIMIZER_ARGUMENTS
 # Options that are not compared. The base is compared by its weights; the others depend on how the adapter was loaded
 UNCOMPARED_ADAPTER_OPTIONS = {"auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision"}
 
@@ -232,9 +230,8 @@ def describe_run(
     Returns the settings that a checkpoint must match, as plain values. Without a `team`, settings of agents and
     adapters are left out.
     """
-    arguments = args.to_dict()
-    general = {field.name for field in dataclasses.fields(TrainingArguments)}
-    own = [name for name in arguments if name not in general and not name.startswith(args.free_on_resume)]
+    uncompared = {field.name for field in dataclasses.fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
+    arguments = {name: value for name, value in args.to_dict().items() if name not in uncompared}
     plugin = args.deepspeed_plugin
     trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
     settings: dict[str, Any] = {
@@ -252,7 +249,7 @@ def describe_run(
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-        **{name: value for name, value in arguments.items() if name in DECISIVE_ARGUMENTS or name in own},
+        **{name: value for name, value in arguments.items() if not name.startswith(args.free_on_resume)},
     }
     return json.loads(json.dumps(settings, default=str))
 

@@ -152,7 +152,7 @@ def sampling_parts(args: Any, size: Size, number: float, copied: float) -> dict[
 
 
 def activation_parts(args: Any, size: Size, number: float) -> dict[str, float]:
-    """Returns the bytes of the forward of an update, and of its log-probabilities. `number`: bytes of an activation."""
+    """Returns the bytes of an update's forward and of its log-probabilities. `number`: bytes of an activation."""
     text, prompt, completions = size.text, size.last_prompt(args), args.completions_per_node
     longest = prompt + args.max_completion_length
     rows_of_step = args.items_per_device * args.rows_per_item

@@ -29,16 +29,14 @@ class PairMeansMixin(CommonTrainerMixin):
         """Returns the numbers that the loss of a batch is divided by, without repeated pairs."""
         return batch["weights"].sum().unsqueeze(0)
 
-    def _mark_repeated(self, batch: Any, dataset_length: int) -> Any:
+    def _mark_repeated(self, batch: Any) -> None:
         """Sets the weights of repeated pairs to 0."""
-        own = num_own_rows(self.accelerator, len(batch["weights"]), dataset_length)
-        batch["weights"][own:] = 0.0
-        return batch
+        batch["weights"][num_own_rows(self.accelerator, len(batch["weights"])) :] = 0.0
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if batches and not self.args.dataloader_drop_last:  # only the last batch of an epoch has repeated pairs
-            batches[-1] = self._mark_repeated(batches[-1], len(self.train_dataset))
+            self._mark_repeated(batches[-1])
         sizes = self.accelerator.reduce(sum(map(self._count, batches)).to(self.accelerator.device), "sum")
         self._sizes = sizes / (len(batches) * self.accelerator.num_processes)
         return batches, num_items
@@ -55,8 +53,8 @@ class PairMeansMixin(CommonTrainerMixin):
         return (sums / sizes.clamp(min=1)).sum()
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        length = len(self.accelerator.gradient_state.active_dataloader.dataset)
-        return super().prediction_step(model, self._mark_repeated(inputs, length), True)
+        self._mark_repeated(inputs)
+        return super().prediction_step(model, inputs, True)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self._eval_losses = []

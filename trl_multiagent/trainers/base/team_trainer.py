@@ -261,7 +261,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
         first = self._num_evaluated + self.accelerator.process_index * len(items)
         self._num_evaluated += self.accelerator.num_processes * len(items)
         with fail_together(self.accelerator):
-            return self._play_episodes(without_repeated(self.accelerator, items, copies), 1, "evaluation", first)
+            own = items[: num_own_rows(self.accelerator, len(items), copies)]
+            return self._play_episodes(own, 1, "evaluation", first)
 
     @shows_task
     def evaluate(
@@ -582,26 +583,19 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
 # Several processes
 
 
-def without_repeated(accelerator: Accelerator, rows: list[Any], copies: int = 1) -> list[Any]:
+def num_own_rows(accelerator: Accelerator, num_rows: int, copies: int = 1) -> int:
     """
-    Drops the rows that accelerate has repeated, possibly all, see [`num_own_rows`]. The sampler returns each row
-    `copies` times.
+    Returns how many rows of this process's latest batch are not repeated, possibly none. These are the first of its
+    `num_rows` rows. accelerate repeats rows to fill the last batches of all processes. The sampler returns each row of
+    the dataset `copies` times.
     """
-    number = copies * len(accelerator.gradient_state.active_dataloader.dataset)
-    return rows[: num_own_rows(accelerator, len(rows), number)]
-
-
-def num_own_rows(accelerator: Accelerator, num_rows: int, length: int) -> int:
-    """
-    Returns how many rows of this process's latest batch are not repeated. These are the first of its `num_rows` rows.
-    accelerate repeats rows to fill the last batches of all processes. `length`: the number of rows of the dataset,
-    with the copies that the sampler makes.
-    """
-    remainder = length % (num_rows * accelerator.num_processes)
-    if accelerator.num_processes == 1 or not accelerator.gradient_state.end_of_dataloader or remainder == 0:
+    state, processes = accelerator.gradient_state, accelerator.num_processes
+    if processes == 1 or not state.end_of_dataloader:
         return num_rows
+    remainder = copies * len(state.active_dataloader.dataset) % (num_rows * processes)
     # In the last batches, the first rows count, one process after the other
-    return min(num_rows, max(0, remainder - accelerator.process_index * num_rows))
+    own = remainder - accelerator.process_index * num_rows
+    return min(num_rows, max(0, own)) if remainder else num_rows
 
 
 def check_distribution(accelerator: Accelerator) -> None:

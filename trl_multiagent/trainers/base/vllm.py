@@ -284,7 +284,12 @@ class AdapterGeneration(AgentGeneration):
 
     @property
     def _rank(self) -> int:
-        return max_lora_rank([cast(LoraConfig, self.model.peft_config[role]) for role in self.roles])
+        """The smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
+        from vllm.config.lora import MaxLoRARanks
+
+        configs = [cast(LoraConfig, self.model.peft_config[role]) for role in self.roles]
+        rank = max(rank for config in configs for rank in (config.r, *(config.rank_pattern or {}).values()))
+        return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
 
     def _start_engine(self, **arguments: Any) -> None:
         lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": self._rank}
@@ -567,10 +572,11 @@ def make_generations(
     object. The model has the weights that they share, or is a `PeftModel` with an adapter named after each role.
     `eos_token_ids`: the only tokens that end a completion.
     """
-    groups = roles_by_model(policies)
-    urls: Sequence[str | None] = [None] * len(groups)
-    if args.vllm_mode == "server":
-        urls = server_urls(groups, args)
+    by_model: dict[int, list[str]] = {}
+    for role, model in policies.items():
+        by_model.setdefault(id(model), []).append(role)
+    groups = [*by_model.values()]
+    urls: Sequence[str | None] = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
         model = policies[roles[0]]
@@ -632,14 +638,6 @@ def weights_folder(args: RolloutConfig, size: int) -> Path:
     return folder / f"vllm-{name}-{socket.gethostname()}"
 
 
-def roles_by_model(policies: dict[str, PreTrainedModel | PeftModel]) -> list[list[str]]:
-    """Returns the roles of each distinct model."""
-    groups: dict[int, list[str]] = {}
-    for role, model in policies.items():
-        groups.setdefault(id(model), []).append(role)
-    return list(groups.values())
-
-
 def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     """
     Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do
@@ -656,11 +654,3 @@ def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
     if len({*chosen}) < len(groups):
         raise ValueError(f"`vllm_server_base_urls`: a server holds one model, but the agents have {len(groups)}.")
     return chosen
-
-
-def max_lora_rank(configs: Sequence[LoraConfig]) -> int:
-    """Returns the smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
-    from vllm.config.lora import MaxLoRARanks
-
-    rank = max(max([config.r, *(config.rank_pattern or {}).values()]) for config in configs)
-    return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
