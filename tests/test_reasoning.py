@@ -14,7 +14,6 @@ from transformers import AddedToken
 from transformers.utils import logging
 from trl.chat_template_utils import add_response_schema
 from trl.rewards import think_format_reward
-from trl.trainer import dpo_trainer
 
 from trl_multiagent import (
     AgentTeam,
@@ -42,6 +41,7 @@ from trl_multiagent.rollout.sampler import Completions, TeamSampler, Transformer
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.load import TeamLoader
+from trl_multiagent.trainers import madpo_trainer
 
 from tiny import byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
 
@@ -468,13 +468,13 @@ def test_collected_completions_are_trained_as_sampled(tmp_path, monkeypatch, fam
 
 def test_only_left_out_ends_of_prompts_are_warned_of(tmp_path, caplog, monkeypatch):
     """DeepSeek's template ends a prompt with a tag that it leaves out before an answer."""
-    monkeypatch.setattr(logging.get_logger("trl"), "propagate", True)
+    monkeypatch.setattr(logging.get_logger("trl_multiagent"), "propagate", True)
     team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer_of("deepseek_r1_distill")})
     for text, number in ((REASONED["deepseek_r1_distill"], 0), (ANSWER, 1)):
-        dpo_trainer.logger.warning_once.cache_clear()
+        madpo_trainer.logger.warning_once.cache_clear()
         row = make_row({"a": [{"role": "user", "content": "What?"}]}, {"a": text}, {"a": f"{text}!"}, 1.0, 0.0)
         pair_trainer(tmp_path, team, train_dataset=Dataset.from_list([row]))
-        assert sum("prompt is not a prefix" in x for x in caplog.messages) == number
+        assert sum("is not a prefix" in x and "'<think>\\n'" in x for x in caplog.messages) == number
 
 
 def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.chat_template_utils import render_jinja_template
 from trl import DPOTrainer, GRPOTrainer, RewardTrainer
 from trl.chat_template_utils import add_response_schema
-from trl.data_utils import apply_chat_template, prepare_multimodal_messages
+from trl.data_utils import _tokenize, apply_chat_template, common_prefix_length, prepare_multimodal_messages
 from trl.distributed import DistributedBackend
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -93,6 +93,8 @@ CALLED = {
     add_hooks: "model",
     remove_hooks: "model",
     add_response_schema: "processing_class",
+    _tokenize: "processing_class input apply_chat_template_kwargs",
+    common_prefix_length: "ids other_ids",
     apply_chat_template: "example processing_class tools template_kwargs",
     prepare_multimodal_messages: "messages images",
     render_jinja_template: """
@@ -110,7 +112,7 @@ NAMES = {
     argparse.ArgumentParser: "_actions",
     AcceleratorState: "_reset_state",
     BaseTunerLayer: "_active_adapter _disable_adapters cast_input_dtype_enabled",
-    DPOTrainer: "precompute_ref_logps ref_model _tokenizer _metrics _total_train_tokens",
+    DPOTrainer: "precompute_ref_logps ref_model _metrics _total_train_tokens",
     GenerationMixin: "_supports_default_dynamic_cache",
     GradientCheckpointingLayer: "_gradient_checkpointing_func",
     GRPOTrainer: """

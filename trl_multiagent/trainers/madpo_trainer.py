@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.utils import logging
 from trl import DPOTrainer
+from trl.data_utils import _tokenize, common_prefix_length
 from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
 
 from trl_multiagent.environments.base import Environment
@@ -51,8 +52,7 @@ from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 logger = logging.get_logger(__name__)
 
-ANSWERS = ("chosen", "rejected")
-TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns from TRL's tokenization
+TOKENS = ("prompt_ids", "chosen_ids", "rejected_ids")  # an agent's columns of token ids
 
 # The rows of each agent: all chosen answers, then all rejected ones. And "weights": 1 for a pair, 0 for a repeated one
 PairBatch = dict[str, Any]
@@ -200,18 +200,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         for role, tokenizer in self.team.tokenizers.items():
             chat_prompts = self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template)
             check_form(dataset, role, tokenizer, name, chat_prompts)
-            names = [x for x in (*text_columns(role), *ids_columns(role)) if x in dataset.column_names]
-            texts = dataset.select_columns(names)
-            texts = texts.rename_columns({name: name.removeprefix(f"{role}_") for name in names})
-            self._tokenizer = tokenizer
-            answers = ReasonedAnswers(tokenizer, self.sampler.template_kwargs(role))
-            with temporary_cache_files(), temporarily_set(args, max_length=None):  # `check_lengths` applies it
-                texts = texts.map(answers.hide)
-                # It warns of prompts without their ends, but `tokenize` has them whole
-                with temporarily_set(logging.get_logger(DPOTrainer.__module__), disabled=all(texts["is_hidden"])):
-                    tokens = super()._prepare_dataset(texts, tokenizer, args, f"{name}, {role},")
-                tokens = tokens.map(answers.tokenize)
-            tokens = tokens.select_columns(list(TOKENS)).rename_columns({name: f"{role}/{name}" for name in TOKENS})
+            reader, kwargs = CompletionReader(tokenizer), self.sampler.template_kwargs(role)
+            with temporary_cache_files():
+                tokens = parts[0].map(
+                    tokenize_pair,
+                    fn_kwargs={"role": role, "reader": reader, "kwargs": kwargs},
+                    num_proc=args.dataset_num_proc,
+                    remove_columns=parts[0].column_names,
+                    desc=f"Tokenizing {name}, {role}",
+                )
             parts.append(tokens)
         dataset = concatenate_datasets(parts, axis=1)
         check_lengths(dataset, name, self.team, args)
@@ -488,39 +485,38 @@ def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, 
         )
 
 
-class ReasonedAnswers:
+def tokenize_pair(row: PairRow, role: str, reader: CompletionReader, kwargs: dict[str, Any]) -> PairRow:
     """
-    Tokenizes answers as they were sampled: after the prompt with the beginning of an answer. Rows with token ids have
-    them, if the tokenizer reads them as the row's texts, so that a completion that was cut off has no end. Of others,
-    answers in messages that have a reasoning are tokenized with the end of the template, because chat templates leave
-    a reasoning out, change or refuse it, and the rest by TRL. `template_kwargs`: arguments of the chat template.
+    Tokenizes an agent's prompt and answers: as they were sampled, if the row has their token ids and the tokenizer
+    reads them as the row's texts, so that a completion that was cut off has no end. Otherwise as TRL does; but
+    messages with a reasoning as they would be sampled, with the end of the template, because chat templates leave a
+    reasoning out, change or refuse it. `kwargs`: arguments of the chat template.
     """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template_kwargs: dict[str, Any]):
-        self.tokenizer, self.template_kwargs = tokenizer, template_kwargs
-        self.reader = CompletionReader(tokenizer)
-
-    def hide(self, row: PairRow) -> PairRow:
-        """Returns the columns of a row that TRL tokenizes, with the texts that it must not see."""
-        texts = [text_of(row[name], name) for name in ANSWERS]
-        ids = [row.get(f"{name}_token_ids") or [] for name in ANSWERS]
-        has_ids = all(ids) and max(map(max, ids)) < len(self.tokenizer) and self.reader.texts(ids) == texts
-        is_hidden = not isinstance(row["chosen"], str) and (has_ids or any(map(self.reader.has_reasoning, texts)))
-        changes = {"has_ids": has_ids, "is_hidden": is_hidden, "sampled": texts}
-        if is_hidden:
-            changes |= {name: [{"role": "assistant", "content": CONTENT}] for name in ANSWERS}
-        return changes | ({"chat_template_kwargs": self.template_kwargs} if self.template_kwargs else {})
-
-    def tokenize(self, row: PairRow) -> PairRow:
-        """Returns the token columns that differ from TRL's."""
-        if not row["has_ids"] and not row["is_hidden"]:
-            return {}
-        (prompt,) = tokenize_prompts(self.tokenizer, [row["prompt"]], **self.template_kwargs)
-        if row["has_ids"]:
-            return dict(zip(TOKENS, [prompt, *(row[f"{name}_token_ids"] for name in ANSWERS)], strict=True))
-        end = self.tokenizer.decode(row["chosen_ids"]).rpartition(CONTENT)[2].rstrip()
-        texts = [text + end for text in row["sampled"]]
-        return dict(zip(TOKENS, [prompt, *self.tokenizer(texts, add_special_tokens=False)["input_ids"]], strict=True))
+    tokenizer = reader.tokenizer
+    prompt, *answers = (row[name] for name in text_columns(role))
+    texts = [text_of(answer, role) for answer in answers]
+    ids = [row.get(name) or [] for name in ids_columns(role)]
+    has_ids = all(ids) and max(map(max, ids)) < len(tokenizer) and reader.texts(ids) == texts
+    if has_ids or (not isinstance(prompt, str) and any(map(reader.has_reasoning, texts))):
+        (prompt_ids,) = tokenize_prompts(tokenizer, [prompt], **kwargs)
+        if not has_ids:
+            messages = [*prompt, {"role": "assistant", "content": CONTENT}]
+            end = tokenizer.apply_chat_template(messages, tokenize=False, **kwargs).rpartition(CONTENT)[2].rstrip()
+            ids = tokenizer([text + end for text in texts], add_special_tokens=False)["input_ids"]
+    else:
+        if isinstance(prompt, str):
+            answers = [text.removesuffix(tokenizer.eos_token) + tokenizer.eos_token for text in texts]
+        prompt_ids = _tokenize(tokenizer, prompt, add_generation_prompt=True, **kwargs)["input_ids"]
+        ids = [_tokenize(tokenizer, prompt + answer, **kwargs)["input_ids"] for answer in answers]
+        length = min(common_prefix_length(prompt_ids, whole) for whole in ids)
+        if length < len(prompt_ids):
+            logger.warning_once(
+                f"A prompt of {role!r} is not a prefix of the prompt with its answer, because the chat template or "
+                f"the tokenizer changes its end, {tokenizer.decode(prompt_ids[length:])!r}. It is left out, so the "
+                "training sees another prompt than the agent."
+            )
+        prompt_ids, ids = prompt_ids[:length], [whole[length:] for whole in ids]
+    return dict(zip((f"{role}/{name}" for name in TOKENS), [prompt_ids, *ids], strict=True))
 
 
 def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfig) -> None:

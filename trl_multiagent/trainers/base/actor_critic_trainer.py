@@ -5,7 +5,7 @@ The base class of all trainers with critics, which are trained together with the
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from statistics import fmean, pvariance
 from typing import Any, cast
 
@@ -87,7 +87,7 @@ class ActorCriticTrainer(RolloutTrainer):
         return cast(Critics, self.team.critics)
 
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
-        self._advantages: dict[int, dict[str, torch.Tensor]] = {}  # of the current batch, by the id of the node
+        self._advantages: dict[tuple[str, int], Total] = {}  # of the current batch, by role and turn
         self._value_scales: dict[str, tuple[float, float]] = {}
         self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
         team.freeze(args.frozen_agents or ())
@@ -114,11 +114,16 @@ class ActorCriticTrainer(RolloutTrainer):
     # The batch
 
     def node_advantages(self, node: Node) -> dict[str, torch.Tensor]:
-        """
-        Returns the advantages of each completion, see [`critic_advantages`] and
-        `advantage_normalization`.
-        """
-        return self._advantages.get(id(node), {})
+        """Returns the advantages of each completion, see [`critic_advantages`] and `advantage_normalization`."""
+        advantages = {}
+        for role in self.team.trained_roles:
+            if role in node.prompts:
+                values = torch.tensor(critic_advantages(node, self.critic_of(role), role), dtype=torch.float64)
+                total = self._advantages[role, len(node.history)]
+                if self.args.advantage_normalization and total.count > 1:
+                    values = total.standardize(values)
+                advantages[role] = values.float()
+        return advantages
 
     def _judge(self, turns: Trees) -> None:
         critics = self.critics
@@ -128,10 +133,9 @@ class ActorCriticTrainer(RolloutTrainer):
         for name in critics.names:
             self._predict(name, self._rows[name])
             compute_targets(turns, name, self.args.discount, self.args.gae_lambda)
-            own = [node for nodes in turns for node in nodes if self.reads(name, node)]
-            pairs = (zip(node.targets[name], node.values[name], strict=True) for node in own)
-            self._log_critic(name, [*chain.from_iterable(pairs)])
-        self._compute_advantages(turns)
+            read = [(row.node, j) for row in self._rows[name] for j in row.joint_actions]
+            self._log_critic(name, [(node.targets[name][j], node.values[name][j]) for node, j in read])
+        self._log_advantages(turns)
 
     def _make_batches(self, all_rows: list[Row]) -> list[Batch]:
         batches = super()._make_batches(all_rows)
@@ -147,11 +151,10 @@ class ActorCriticTrainer(RolloutTrainer):
         they have little in common, need little padding.
         """
         rows, is_q = [], self.args.critic_type == "q"
-        for node in (node for nodes in turns for node in nodes):
+        for node in chain(*turns):
             if self.reads(critic, node):
-                groups = self.actions_by_text(critic, node) if is_q else [list(range(len(node.indices)))]
-                texts = [self.critic_text(critic, node, group[0] if is_q else None) for group in groups]
-                rows += [CriticRow(node, group, ids) for group, ids in zip(groups, texts, strict=True)]
+                for group in self.actions_by_text(critic, node) if is_q else [[*range(len(node.indices))]]:
+                    rows.append(CriticRow(node, group, self.critic_text(critic, node, group[0] if is_q else None)))
         longest = max((len(row.input_ids) for row in rows), default=0)
         model = base_of(self.critics.backbones[critic].model)
         check_length(f"A text of the critic {critic!r}", model, longest)
@@ -197,31 +200,18 @@ class ActorCriticTrainer(RolloutTrainer):
             for j in row.joint_actions:
                 row.node.values[critic][j] = value
 
-    def _compute_advantages(self, turns: Trees) -> None:
-        """
-        Computes the advantages of all completions, and logs their mean and deviation before they are standardized.
-        """
-        self._advantages = {}
-        raw: dict[tuple[str, int], list[float]] = {}
-        own = []
+    def _log_advantages(self, turns: Trees) -> None:
+        """Adds the mean and deviation of the advantages to the next log entry, before they are standardized."""
+        values: dict[tuple[str, int], list[float]] = {}
+        for role, (turn, nodes) in product(self.team.trained_roles, enumerate(turns)):
+            own = (critic_advantages(node, self.critic_of(role), role) for node in acting(role, nodes))
+            values[role, turn] = [*chain.from_iterable(own)]
+        self._advantages = totals_of_all(values)
         for role in self.team.trained_roles:
-            for turn, nodes in enumerate(turns):
-                raw[role, turn] = []
-                for node in acting(role, nodes):
-                    advantages = critic_advantages(node, self.critic_of(role), role)
-                    raw[role, turn] += advantages
-                    own.append((role, turn, node, torch.tensor(advantages, dtype=torch.float64)))
-        totals = totals_of_all(raw)
-        for role, turn, node, values in own:
-            if self.args.advantage_normalization and totals[role, turn].count > 1:
-                values = totals[role, turn].standardize(values)
-            self._advantages.setdefault(id(node), {})[role] = values.float()
-        for role in self.team.trained_roles:
-            whole = sum((total for (other, _), total in totals.items() if other == role), Total())
-            if not whole.count:  # the agent has not acted
-                continue
-            self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
-            self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
+            whole = sum((self._advantages[role, turn] for turn in range(len(turns))), Total())
+            if whole.count:  # the agent has acted
+                self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
+                self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
     def _log_critic(self, name: str, pairs: list[tuple[float, float]]) -> None:
         """
