@@ -122,15 +122,18 @@ def pack(
     return packed | scored(tensors[2], torch.tensor(flat_places))
 
 
-def pack_ends(sequences: Sequence[list[int]], hidden_size: int) -> dict[str, torch.Tensor] | None:
+def pack_ends(model: PreTrainedModel, sequences: Sequence[list[int]]) -> dict[str, torch.Tensor] | None:
     """
-    Packs sequences, of which a head reads the last tokens.
+    Packs sequences, of which a head of the model reads the last tokens.
 
     Returns:
         `dict[str, torch.Tensor]`: `input_ids`, `position_ids` and `readers` of the packed rows, and `ends`, of shape
-        `(num_sequences,)`: the place of each last token in the flattened rows. `None` if packing saves hardly any
-        positions.
+        `(num_sequences,)`: the place of each last token in the flattened rows. `None` if the model cannot read them,
+        or if packing saves hardly any positions.
     """
+    if not can_pack(model, max(map(len, sequences))):
+        return None
+    hidden_size = model.config.get_text_config().hidden_size
     # Each last token predicts another one, of which only the place is used
     packed = pack([[*ids, 0] for ids in sequences], [len(ids) for ids in sequences], 1, hidden_size)
     if packed is None:

@@ -21,7 +21,7 @@ from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
-from trl_multiagent.models.packing import can_pack, mask_of, pack_ends
+from trl_multiagent.models.packing import mask_of, pack_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
@@ -158,11 +158,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if peft_config is not None:
             keep_adapter_in_float32(self.model, self.model.active_adapter)
         check_trained_weights(self.model.named_parameters(), args)
-        facts = {"environment": "", "agents": {"model": hub_id(self.model.config._name_or_path) or ""}}
-        rows = describe_dataset(self.train_dataset)
         self.add_callback(CheckpointCallback(self))
         show_one_bar(self)
-        self.add_callback(RunReport(self._name, lambda: {**facts, "dataset": rows}))
+        agents = {"model": hub_id(self.model.config._name_or_path) or ""}
+        facts = {"environment": "", "agents": agents, "dataset": describe_dataset(self.train_dataset)}
+        self.add_callback(RunReport(self._name, lambda: facts))
 
     # Data
 
@@ -197,13 +197,12 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         """Packs the joint texts of a micro-batch, if the model allows it: the texts of a pair share their prompts."""
         model, sequences = base_of(self.model), [list(row[name]) for name in ANSWERS for row in rows]
         # Other heads may read other places than the last token
-        reads_end = getattr(type(model), "forward", None) is GenericForSequenceClassification.forward
-        if not reads_end or not can_pack(model, max(map(len, sequences))):
+        if getattr(type(model), "forward", None) is not GenericForSequenceClassification.forward:
             return {}
         for ids in sequences:  # the score is read at the last token that does not count as padding
             while len(ids) > 1 and ids[-1] == model.config.get_text_config().pad_token_id:
                 ids.pop()
-        packed = pack_ends(sequences, model.config.get_text_config().hidden_size)
+        packed = pack_ends(model, sequences)
         return {} if packed is None else {"packed": packed}
 
     # Loss and evaluation

@@ -228,8 +228,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             answers = [(row[prompt_column], row[column]) for column in answer_columns for row in rows]
             samples = [Samples(prompt, [ids[: limit - len(prompt)]], [""]) for prompt, ids in answers]
             of_agent = [Row(0, {role: x}, 0, {}) for x in samples]
-            tensors = agent_tensors(of_agent, role, tokenizer.pad_token_id, ())
-            batch[role] = dataclasses.replace(tensors, inputs=forward_inputs(self.team.agents[role], tensors))
+            batch[role] = tensors = agent_tensors(of_agent, role, tokenizer.pad_token_id, ())
+            tensors.inputs = forward_inputs(self.team.agents[role], tensors)
         return batch
 
     # Reference policy

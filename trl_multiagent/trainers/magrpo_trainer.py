@@ -106,13 +106,19 @@ class MAGRPOTrainer(RolloutTrainer):
             return
         from trl_multiagent.rollout.credit import add_counterfactuals
 
-        context = {"chat_roles": self.sampler.chat_roles, "trainer_state": self.state}
-        arguments = (self.environment, self.team.trained_roles, self.args.credit, self._process_reward)
         # A workflow that is replayed with another answer has as many turns as it had
         playing = self.environment.playing(self.args.num_turns, are_episodes=False)
         with fail_together(self.accelerator), self.observer.timed("reward"), playing:
             for nodes in turns:
-                add_counterfactuals(nodes, *arguments, **context)
+                add_counterfactuals(
+                    nodes,
+                    self.environment,
+                    self.team.trained_roles,
+                    self.args.credit,
+                    self._process_reward,
+                    chat_roles=self.sampler.chat_roles,
+                    trainer_state=self.state,
+                )
 
     @property
     def _only_compares_rewards(self) -> bool:

@@ -45,7 +45,7 @@ def check_ahead(args: Any) -> None:
         problem = "an engine in the training process needs the memory of the update: set `vllm_mode: server`"
     elif args.use_vllm and args.world_size > 1:
         problem = "several processes ask a vLLM server together, which they cannot do during an update"
-    elif args.world_size > 1 and args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+    elif args.world_size > 1 and args.zero_stage == 3:
         problem = "under ZeRO-3, processes gather weights together to sample, which they cannot do during an update"
     if problem is not None:
         raise ValueError(f"`rollouts_ahead` is 1, but {problem}. Or set `rollouts_ahead` to 0.")

@@ -219,9 +219,8 @@ def critic_inputs(model: PreTrainedModel, sequences: list[list[int]], pad_token_
     """
     Builds the arguments of [`~team.critics.Critics.values`]. If the model supports it, common tokens are read once.
     """
-    if can_pack(model, max(map(len, sequences))):
-        packed = pack_ends(sequences, model.config.get_text_config().hidden_size)
-        if packed is not None:
-            return packed
+    packed = pack_ends(model, sequences)
+    if packed is not None:
+        return packed
     mask = [[1] * len(ids) for ids in sequences]
     return {"input_ids": padded(sequences, pad_token_id, "left"), "attention_mask": padded(mask, 0, "left")}

@@ -319,9 +319,8 @@ def choose_for(trainer: Any) -> None:
     size = size_of(trainer.team, trainer.ref_model, first, longest, not trainer._router_loss_coefs)
     sizes = gather_object([(memory_of(accelerator.device, trainer.team), size)])
     memory, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
-    stage = 0 if args.deepspeed_plugin is None else args.deepspeed_plugin.zero_stage
     on_gpu = accelerator.device.type != "cpu"
-    trainer._set_rows(*choose_rows(args, size, stage, accelerator.num_processes, memory, on_gpu))
+    trainer._set_rows(*choose_rows(args, size, args.zero_stage, accelerator.num_processes, memory, on_gpu))
     if accelerator.is_main_process:
         logger.info(f"The update has {describe_rows(args)}.")
 

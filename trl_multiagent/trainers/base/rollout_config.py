@@ -195,8 +195,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.num_generations = self.per_device_train_batch_size = max(2, self.rows_per_forward)
         super().__post_init__()
         self.num_generations, self.per_device_train_batch_size = given
-        is_zero3 = self.deepspeed_plugin is not None and self.deepspeed_plugin.zero_stage == 3
-        if is_zero3 and self.world_size > 1 and not self.ds3_gather_for_generation:
+        if self.zero_stage == 3 and self.world_size > 1 and not self.ds3_gather_for_generation:
             raise ValueError(
                 "`ds3_gather_for_generation=False` makes every forward pass of the generation a collective operation, "
                 "but rollout trees differ between ranks, which would deadlock. Leave it True: every device then holds "
@@ -217,10 +216,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
     def steps_per_epoch(self, num_rows: int) -> int:
         return num_rows // (self.items_per_device * self.world_size) * self.num_iterations
-
-    @property
-    def history_options(self) -> HistoryOptions:
-        return HistoryOptions.of(self)
 
     @property
     def num_episodes(self) -> int | None:

@@ -100,6 +100,11 @@ class CommonConfig(Base):
             )
 
     @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO, 0 without DeepSpeed."""
+        return 0 if self.deepspeed_plugin is None else self.deepspeed_plugin.zero_stage
+
+    @property
     def rounds_stochastically(self) -> bool:
         """Whether the optimizer rounds bfloat16 weights stochastically, so that small updates are kept on average."""
         return bool(Trainer.get_optimizer_cls_and_kwargs(self)[1].get("bf16_stochastic_round"))

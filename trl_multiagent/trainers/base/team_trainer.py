@@ -191,7 +191,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
             zero.setdefault("reduce_bucket_size", min(500_000_000, max(500_000, trained // BUCKETS)))
         if team.has_adapters and args.gradient_checkpointing:
             team.enable_input_require_grads()
-            if args.deepspeed_plugin is not None and args.deepspeed_plugin.zero_stage == 3:
+            if args.zero_stage == 3:
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
                 kwargs = args.gradient_checkpointing_kwargs or {}
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
@@ -313,11 +313,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
             owner = {parameter: name for name, parameters in owners.items() for parameter in parameters}
             groups, optimizer.param_groups = optimizer.param_groups, []
             for group in groups:
-                for name in (*owners, None):  # `None`: parameters that belong to no agent
-                    parameters = [parameter for parameter in group["params"] if owner.get(parameter) == name]
-                    rate = group["lr"] if name is None else rates.get(name, group["lr"])
+                for name in (*owners, ""):  # the last: parameters that belong to no agent
+                    parameters = [parameter for parameter in group["params"] if owner.get(parameter, "") == name]
                     if parameters:  # a rate may be a tensor, which optimizers that need one make again from the number
-                        optimizer.add_param_group({**group, "params": parameters, "lr": float(rate)})
+                        rate = float(rates.get(name, group["lr"]))
+                        optimizer.add_param_group({**group, "params": parameters, "lr": rate})
         return optimizer
 
     def _learning_rates(self) -> dict[str, float]:
