@@ -85,7 +85,7 @@ def test_the_loss_equals_that_of_trl(tmp_path, loss_type, level, case):
     else:
         rows.sampling_logps = None
     computed = policy_loss(logps, entropy, rows, args)
-    loss, sums = computed.loss, computed.token_sums
+    loss, sums = computed.loss, computed.sums
     (gradient,) = torch.autograd.grad(loss, logps)
     expected, metrics = loss_of_trl(logps, entropy, rows, args, correction)
     (expected_gradient,) = torch.autograd.grad(expected, logps)

@@ -151,8 +151,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
         # DPOTrainer must not set up a single model. With `precompute_ref_log_probs`, it loads no reference model
-        changes = {"precompute_ref_log_probs": True, "disable_dropout": False}
-        with temporarily_set(args, **changes, router_aux_loss_coef=None):
+        with temporarily_set(args, precompute_ref_log_probs=True, disable_dropout=False, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
                 model=team,

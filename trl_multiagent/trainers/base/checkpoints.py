@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
@@ -52,7 +52,6 @@ from trl_multiagent.jobs.fingerprint import (
 )
 from trl_multiagent.jobs.signals import Overdue, Stopped, ending_later
 from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.team.adapters import reference_name
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
 
@@ -158,12 +157,10 @@ def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
     Writes the last file of a checkpoint, with the checksums of all others and further entries, and moves the folder to
     its final place. Only then does it count as a checkpoint.
     """
-    names = sorted(path.relative_to(unfinished).as_posix() for path in unfinished.rglob("*") if path.is_file())
-    for name in names:
-        flush(unfinished / name)
+    names = sorted(path.relative_to(unfinished).as_posix() for path in unfinished.rglob("*"))
     state = {**entries, "checksums": checksums_of(unfinished, names)}
     (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
-    for path in (unfinished / STATE_FILE, *(path for path in unfinished.rglob("*") if path.is_dir()), unfinished):
+    for path in (*unfinished.rglob("*"), unfinished):
         flush(path)
     if finished.exists():
         remove(finished)
@@ -182,9 +179,11 @@ def rotate(run_folder: Path, limit: int | None, protected: list[str | Path | Non
     """
     Removes the unprotected checkpoints of the first steps until at most `limit` checkpoints are left, if possible.
     """
-    names = [Path(path).name for path in sort_checkpoints(str(run_folder))] if limit else []
+    if not limit:
+        return
+    names = [Path(path).name for path in sort_checkpoints(str(run_folder))]
     kept = {Path(path).name for path in protected if path is not None}
-    for name in [name for name in names if name not in kept][: max(0, len(names) - (limit or 0))]:
+    for name in [name for name in names if name not in kept][: max(0, len(names) - limit)]:
         remove(run_folder / name)
 
 
@@ -241,7 +240,8 @@ def describe_run(
     }
     if team is not None:
         settings |= {
-            f"agent {role}": describe_agent(agent, added_parameters(team, role)) for role, agent in team.agents.items()
+            f"agent {role}": describe_agent(agent, other_adapters(team.policies[role], team.roles))
+            for role, agent in team.agents.items()
         }
         settings |= describe_adapters(team)
         settings |= {"reasoning": team.reasoning, "arguments of chat templates": team.chat_template_kwargs}
@@ -254,26 +254,21 @@ def describe_run(
     return json.loads(json.dumps(settings, default=str))
 
 
-def added_parameters(team: AgentTeam, role: str) -> list[torch.nn.Parameter]:
-    """Returns the parameters of the critics' and the reference policies' adapters on the model of an agent."""
-    model = team.policies[role]
-    if not isinstance(model, PeftModel):
-        return []
-    critics = [] if team.critics is None else team.critics.backbones.values()
-    adapters = [backbone.adapter for backbone in critics if backbone.adapter is not None]
-    adapters += [name for name in map(reference_name, team.roles) if name in model.peft_config]
-    return [parameter for adapter in adapters for parameter in adapter_parameters(model, adapter)]
+def other_adapters(model: PreTrainedModel | PeftModel, roles: Collection[str]) -> list[torch.nn.Parameter]:
+    """Returns the parameters of a model's adapters that no agent with these roles has."""
+    names = [name for name in model.peft_config if name not in roles] if isinstance(model, PeftModel) else []
+    return [parameter for name in names for parameter in adapter_parameters(model, name)]
 
 
 def describe_adapters(team: AgentTeam) -> dict[str, Any]:
     """Returns the options of each agent's LoRA adapter."""
-    options = {}
-    for role in team.adapted_roles:
-        config = team.policies[role].peft_config[role].to_dict()
-        for name in config.keys() - UNCOMPARED_ADAPTER_OPTIONS:
-            value = config[name]
-            options[f"adapter {role} {name}"] = sorted(value) if isinstance(value, set) else value
-    return options
+    configs = {role: team.policies[role].peft_config[role].to_dict() for role in team.adapted_roles}
+    return {
+        f"adapter {role} {name}": sorted(value) if isinstance(value, set) else value
+        for role, config in configs.items()
+        for name, value in config.items()
+        if name not in UNCOMPARED_ADAPTER_OPTIONS
+    }
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:

@@ -41,8 +41,8 @@ class PolicyLoss:
     """The loss of one agent on the rows of a micro-batch, and its metrics."""
 
     loss: torch.Tensor  # a scalar
-    token_sums: dict[str, torch.Tensor]  # sums of metrics over the tokens that count
-    ratios: torch.Tensor | None = None  # the numbers of [`sampling_correction`]
+    # `tokens`: the number of those that count, and sums of metrics over them. `ratios`: see [`sampling_correction`]
+    sums: dict[str, torch.Tensor]
 
 
 def policy_loss(logps: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
@@ -59,12 +59,11 @@ def policy_loss(logps: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, 
     """
     mask = rows.completion_mask
     old = logps.detach() if rows.old_logps is None else rows.old_logps
-    sums = {"entropy": entropy}
-    factors = ratios = None
+    per_token, ratios, factors = {"entropy": entropy}, {}, None
     if rows.sampling_logps is not None:
-        factors, ratios = sampling_correction(old, rows.sampling_logps, mask, args)
+        factors, ratios["ratios"] = sampling_correction(old, rows.sampling_logps, mask, args)
         if not args.vllm_importance_sampling_correction:  # the log-probabilities are only compared
-            factors, ratios[0] = None, 0
+            factors, ratios["ratios"][0] = None, 0
     log_ratio = logps - old
     if args.importance_sampling_level == "sequence":  # the mean over the completion's tokens
         log_ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).unsqueeze(-1)
@@ -82,14 +81,14 @@ def policy_loss(logps: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, 
         if args.use_bias_correction_kl:
             kl = kl * ratio
         losses = losses + args.beta * kl
-        sums["kl"] = kl
+        per_token["kl"] = kl
     if args.num_iterations > 1:
         is_low, is_high = (bounded < low) & (advantages < 0), (bounded > high) & (advantages > 0)
-        sums["clip_ratio/low_mean"] = is_low.float()
-        sums["clip_ratio/high_mean"] = is_high.float()
-        sums["clip_ratio/region_mean"] = (is_low | is_high).float()
-    token_sums = {name: (x.detach() * mask).sum() for name, x in sums.items()}
-    return PolicyLoss(normalized(losses, rows, args), token_sums, ratios)
+        per_token["clip_ratio/low_mean"] = is_low.float()
+        per_token["clip_ratio/high_mean"] = is_high.float()
+        per_token["clip_ratio/region_mean"] = (is_low | is_high).float()
+    sums = {name: (x.detach() * mask).sum() for name, x in per_token.items()}
+    return PolicyLoss(normalized(losses, rows, args), {"tokens": mask.sum(), **sums, **ratios})
 
 
 def normalized(losses: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> torch.Tensor:

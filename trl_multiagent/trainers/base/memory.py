@@ -24,6 +24,7 @@ from trl_multiagent.models.packing import can_pack, divide
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.tree import acting
 from trl_multiagent.team.agent_team import AgentTeam
+from trl_multiagent.trainers.base.checkpoints import other_adapters
 
 
 logger = logging.get_logger(__name__)
@@ -210,8 +211,8 @@ def size_of(
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
     policies = team.policies
-    with_adapters = [x for x in team.models.values() if isinstance(x, PeftModel)]
-    of_adapters = {id(x) for y in with_adapters for name in y.peft_config for x in adapter_parameters(y, name)}
+    with_adapters: list[Any] = [x for x in team.models.values() if isinstance(x, PeftModel)]
+    of_adapters = {id(x) for model in with_adapters for x in other_adapters(model, ())}
     base = [x for model in with_adapters for x in model.parameters() if id(x) not in of_adapters]
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
     largest = max(numbers, key=numbers.__getitem__)

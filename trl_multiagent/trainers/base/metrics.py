@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from transformers.integrations.integration_utils import rewrite_logs
 
@@ -185,9 +184,8 @@ def last_actions(node: Node) -> Sequence[int]:
 
 def are_equal(group: Sequence[Node]) -> bool:
     """Returns whether all joint actions of a group have the same returns, for the team and for every role."""
-    returns = [x for node in group for x in zip(node.returns, *node.role_returns.values(), strict=True)]
-    returns = [x for x in returns if not any(map(math.isnan, x))]
-    return all(x == returns[0] for x in returns)
+    returns = {x for node in group for x in zip(node.returns, *node.role_returns.values(), strict=True)}
+    return sum(not any(map(math.isnan, x)) for x in returns) <= 1
 
 
 def repetition(ids: Sequence[int]) -> float:
@@ -265,7 +263,8 @@ class Observer:
     def end_step(self) -> None:
         """Adds the metrics of one optimizer step to the next log entry."""
         trainer, seconds = self.trainer, self.seconds
-        metrics, sums = trainer._metrics["train"], sum_over_processes(trainer.accelerator, self.sums)
+        metrics = trainer._metrics["train"]
+        sums = trainer.accelerator.reduce({name: x.float() for name, x in self.sums.items()}, "sum")
         for (name, metric), total in sums.items():
             prefix = f"agents/{name}" if name in trainer.team.roles else name
             if metric == "loss":
@@ -284,16 +283,6 @@ class Observer:
         for phase, duration in seconds.items():
             metrics[f"time/{phase}"].append(duration)
         self._reset()
-
-
-def sum_over_processes(accelerator: Accelerator, sums: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-    """
-    Sums numbers and vectors over processes in one reduction. Their names are the same in all processes. Returns
-    vectors on the CPU.
-    """
-    tensors = [tensor.flatten().float() for tensor in sums.values()]
-    total = accelerator.reduce(torch.cat(tensors), "sum").cpu()
-    return dict(zip(sums, total.split([len(tensor) for tensor in tensors]), strict=True))
 
 
 def add_task_metrics(

@@ -110,11 +110,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         reference = self._make_reference() if args.beta != 0.0 else None
         from trl_multiagent.report.run_report import watchers
 
-        # GRPOTrainer must not set up a reference model, vLLM and dropout for a single model
-        changes: dict[str, Any] = {"beta": 0.0, "use_vllm": False, "disable_dropout": False}
-        if args.loss_type == "luspo":  # TRL warns about token-level ratios with this loss
-            changes["importance_sampling_level"] = "sequence"
-        with temporarily_set(args, **changes, router_aux_loss_coef=None):
+        # GRPOTrainer must not set up a reference model, vLLM and dropout for a single model, and would warn about
+        # token-level ratios with "luspo"
+        level = "sequence" if args.loss_type == "luspo" else args.importance_sampling_level
+        others = {"beta": 0.0, "use_vllm": False, "disable_dropout": False, "importance_sampling_level": level}
+        with temporarily_set(args, **others, router_aux_loss_coef=None):
             super().__init__(
                 args=args,
                 model=team,
@@ -149,9 +149,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         special = ("pad_token_id", "bos_token_id", "eos_token_id")  # the first agent's
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
-        return TrainerGenerator(
-            self, arguments, args.generation_token_budget, args.stop_strings, args.ds3_gather_for_generation
-        )
+        limits = {"token_budget": args.generation_token_budget, "stop_strings": args.stop_strings}
+        return TrainerGenerator(self, arguments, args.ds3_gather_for_generation, **limits)
 
     # Methods that an algorithm defines
 
@@ -188,12 +187,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             `torch.Tensor`: A scalar. The loss of the batch is its sum over micro-batches, averaged over processes.
         """
         computed = policy_loss(outputs.log_probs, outputs.entropy, rows, self.args)
-        sums = self.observer.sums
-        sums[role, "tokens"] += rows.completion_mask.sum()
-        for name, value in computed.token_sums.items():
-            sums[role, name] += value
-        if computed.ratios is not None:
-            sums[role, "ratios"] += computed.ratios
+        for name, value in computed.sums.items():
+            self.observer.sums[role, name] += value
         return computed.loss
 
     @property

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, set_seed
 from datasets import Dataset
 from huggingface_hub import CommitInfo
-from peft import PeftModel
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.integrations import (
@@ -32,12 +31,18 @@ from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.pretrained import adapter_parameters, has_routers, router_loss_coef
+from trl_multiagent.models.pretrained import has_routers, router_loss_coef
 from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, CheckpointMixin, describe_run, writing
+from trl_multiagent.trainers.base.checkpoints import (
+    CheckpointCallback,
+    CheckpointMixin,
+    describe_run,
+    other_adapters,
+    writing,
+)
 from trl_multiagent.trainers.base.metrics import RolloutTotals, tracker_names
 from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
 
@@ -493,11 +498,10 @@ class TrainerGenerator(TransformersGenerator):
         self,
         trainer: TeamTrainerMixin,
         arguments: dict[str, Any],
-        token_budget: int | None = None,
-        stop_strings: Mapping[str, Sequence[str]] | None = None,
         gathers: bool = True,
+        **options: Any,
     ):
-        super().__init__(trainer.team, arguments, token_budget, stop_strings, trainer.args.seed)
+        super().__init__(trainer.team, arguments, seed=trainer.args.seed, **options)
         self.trainer = trainer
         self.gathers = gathers
 
@@ -543,8 +547,7 @@ def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.
     Returns the parameters with which agents on one model sample: the model's, without other agents' adapters.
     """
     policy = team.policies[roles[0]]
-    adapters = [name for name in policy.peft_config if name not in roles] if isinstance(policy, PeftModel) else []
-    others = {id(parameter) for name in adapters for parameter in adapter_parameters(policy, name)}
+    others = {id(parameter) for parameter in other_adapters(policy, roles)}
     return [parameter for parameter in policy.parameters() if id(parameter) not in others]
 
 
