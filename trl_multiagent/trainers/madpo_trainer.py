@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from datasets import Dataset, concatenate_datasets
 from torch.nn.functional import logsigmoid
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import TrainerCallback
 from transformers.utils import logging
 from trl import DPOTrainer
 from trl.data_utils import _tokenize, common_prefix_length
@@ -197,8 +197,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         # DPOTrainer takes a column of this name for images
         parts = [dataset.remove_columns([column for column in ("image", "images") if column in dataset.column_names])]
         for role, tokenizer in self.team.tokenizers.items():
-            chat_prompts = self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template)
-            check_form(dataset, role, tokenizer, name, chat_prompts)
+            prompt = text_columns(role)[0]
+            is_text, where = isinstance(dataset[0][prompt], str), f"`{name}`: {prompt!r} has"
+            if not is_text and tokenizer.chat_template is None:
+                raise ValueError(f"{where} chat messages, but the tokenizer of {role!r} has no chat template.")
+            if is_text and self.environment is not None and uses_chat_template(tokenizer, args.use_chat_template):
+                logger.warning(
+                    f"{where} texts, but the environment has chat messages, so the training sees other prompts than "
+                    "the evaluation. Write messages, or set `use_chat_template=False`."
+                )
             reader, kwargs = CompletionReader(tokenizer), self.sampler.template_kwargs(role)
             with temporary_cache_files():
                 tokens = parts[0].map(
@@ -466,22 +473,6 @@ def pair_losses(loss_type: str, answers: Answers, beta: float) -> torch.Tensor:
 
 
 # The tokens of all agents
-
-
-def check_form(dataset: Dataset, role: str, tokenizer: PreTrainedTokenizerBase, name: str, chat_prompts: bool) -> None:
-    """
-    Raises `ValueError` for chat messages without a chat template. Warns about texts if the environment's prompts are
-    chat messages.
-    """
-    prompt = text_columns(role)[0]
-    is_text, where = isinstance(dataset[0][prompt], str), f"`{name}`: {prompt!r} has"
-    if not is_text and tokenizer.chat_template is None:
-        raise ValueError(f"{where} chat messages, but the tokenizer of {role!r} has no chat template.")
-    if is_text and chat_prompts:
-        logger.warning(
-            f"{where} texts, but the environment has chat messages, so the training sees other prompts than the "
-            "evaluation. Write messages, or set `use_chat_template=False`."
-        )
 
 
 def tokenize_pair(row: PairRow, role: str, reader: CompletionReader, kwargs: dict[str, Any]) -> PairRow:

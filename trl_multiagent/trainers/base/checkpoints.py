@@ -33,7 +33,7 @@ from transformers.trainer_utils import (
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import checksum_of_file, is_machine_fault
+from trl_multiagent.folders import checksum_of_file, is_machine_fault, write_json
 from trl_multiagent.jobs.distributed import (
     OtherProcessError,
     OverdueElsewhere,
@@ -159,7 +159,7 @@ def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
     """
     names = sorted(path.relative_to(unfinished).as_posix() for path in unfinished.rglob("*"))
     state = {**entries, "checksums": checksums_of(unfinished, names)}
-    (unfinished / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+    write_json(unfinished / STATE_FILE, state)
     for path in (*unfinished.rglob("*"), unfinished):
         flush(path)
     if finished.exists():

@@ -230,7 +230,7 @@ def size_of(
         common=sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*of_longest, strict=False))),
         agents=len(team.roles),
         acting=len(own),
-        joint=min(len(own), max(Counter(map(id, policies.values())).values())),
+        joint=min(len(own), max(Counter(policies.values()).values())),
         adapters=sum(count(adapter_parameters(policies[role], role)) for role in team.adapted_roles),
         packs=packs and all(can_pack(agent, longest) for agent in team.agents.values()),
         critics=0 if team.critics is None else len(team.critics.names),

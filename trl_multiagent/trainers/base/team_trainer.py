@@ -148,7 +148,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         Checks and applies the arguments about the agents. A subclass calls this before it initializes the TRL trainer.
         """
-        check_agent_settings(team, args)
+        rates = args.agent_learning_rates or {}
+        if not {*rates} <= {*team.roles}:
+            raise ValueError(f"`agent_learning_rates` has the roles {sorted(rates)}; the team has {list(team.roles)}.")
+        if rates and team.has_shared_weights:
+            raise ValueError("`agent_learning_rates` is for separate weights, but the agents share theirs: drop it.")
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
                 "The team has the critics of an earlier trainer, which this one does not train. Save the team, "
@@ -549,15 +553,6 @@ def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.
     policy = team.policies[roles[0]]
     others = {id(parameter) for parameter in other_adapters(policy, roles)}
     return [parameter for parameter in policy.parameters() if id(parameter) not in others]
-
-
-def check_agent_settings(team: AgentTeam, args: TeamConfig) -> None:
-    """Checks that settings of single agents fit the team."""
-    rates = args.agent_learning_rates or {}
-    if not {*rates} <= {*team.roles}:
-        raise ValueError(f"`agent_learning_rates` has the roles {sorted(rates)}; the team has {list(team.roles)}.")
-    if rates and team.has_shared_weights:
-        raise ValueError("`agent_learning_rates` is for separate weights, but the agents share theirs: leave it out.")
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:

@@ -135,8 +135,7 @@ class AgentGeneration(VLLMGeneration):
         owner = self.owner(role)
         if self.mode == "server":
             # Over NCCL, a dead server would make the processes wait
-            check = lambda: self.vllm_client.check_server(SECONDS_TO_ANSWER)  # noqa: E731
-            on_first(self.accelerator, lambda: self.answered(role, check))
+            on_first(self.accelerator, lambda: self.answered(role, self.vllm_client.check_server, SECONDS_TO_ANSWER))
         self._send(owner, together)
         self.sent_steps[owner] = step
 
@@ -209,10 +208,10 @@ class AgentGeneration(VLLMGeneration):
                 f"started with {needs}."
             )
 
-    def answered(self, role: str, action: Callable[[], Any]) -> Any:
+    def answered(self, role: str, action: Callable[..., Any], *args: Any) -> Any:
         """Runs an action that uses the server, and returns its result. Raises [`EngineError`] if it fails."""
         try:
-            return action()
+            return action(*args)
         except EngineError:
             raise
         except Exception as error:  # TRL raises the server's answer, and requests an error if there is none
@@ -469,7 +468,7 @@ def sample_turn(
             group, prompts, lambda x: on_first(accelerator, lambda: ask_servers(agents, x, num_generations))
         )
     completions: Sampled = {}
-    for engine in {id(agents[role]): agents[role] for role in prompts}.values():
+    for engine in dict.fromkeys(agents[role] for role in prompts):
         own = {role: prompts[role] for role in prompts if agents[role] is engine}
         completions |= engine.sample(own, num_generations)
     return completions
@@ -482,11 +481,11 @@ def ask_servers(agents: Mapping[str, AgentGeneration], prompts: Prompts, num_gen
         agents[role].answered(role, agents[role].load)
 
     def ask(role: str) -> list[Completions]:
-        return agents[role].answered(role, lambda: agents[role].ask(role, prompts[role], num_generations))
+        return agents[role].answered(role, agents[role].ask, role, prompts[role], num_generations)
 
     asked = [role for role in prompts if prompts[role]]
     with ThreadPoolExecutor(max(1, len(asked))) as pool:
-        list(pool.map(load, {id(agents[role]): role for role in prompts}.values()))
+        list(pool.map(load, {agents[role]: role for role in prompts}.values()))
         return {role: [] for role in prompts} | dict(zip(asked, pool.map(ask, asked), strict=True))
 
 
@@ -572,9 +571,9 @@ def make_generations(
     object. The model has the weights that they share, or is a `PeftModel` with an adapter named after each role.
     `eos_token_ids`: the only tokens that end a completion.
     """
-    by_model: dict[int, list[str]] = {}
+    by_model: dict[Any, list[str]] = {}
     for role, model in policies.items():
-        by_model.setdefault(id(model), []).append(role)
+        by_model.setdefault(model, []).append(role)
     groups = [*by_model.values()]
     urls: Sequence[str | None] = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
