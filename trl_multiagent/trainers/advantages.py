@@ -13,6 +13,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from trl.trainer.utils import nanstd
@@ -39,25 +40,26 @@ def weigh(
     with the mean of this number over all episodes. The mean over rows is then a mean over episodes.
     """
     how = args.advantage_normalization
-    of_node = {id(node): x for pair in zip(turns, advantages, strict=True) for node, x in zip(*pair, strict=True)}
+    of_node = {id(node): x for node, x in zip(chain(*turns), chain(*advantages), strict=True)}
     for role in roles:
-        nodes = [node for nodes in turns for node in acting(role, nodes)]
+        nodes = acting(role, [*chain(*turns)])
         if how == "rewards":
-            for group in (group for nodes in turns for group in groups_of(acting(role, nodes))):
+            for group in chain(*(groups_of(acting(role, of_turn)) for of_turn in turns)):
                 summed = normalize_then_sum(environment.unwrapped, role, group, 0.0 if args.handoff else args.discount)
                 for node, part in zip(group, summed.chunk(len(group)), strict=True):
                     of_node[id(node)][role] = part
-        values = [x for node in nodes for x in known(of_node[id(node)][role].tolist())]
+        own = [of_node[id(node)] for node in nodes]
+        values = [x for by_role in own for x in known(by_role[role].tolist())]
         lengths = Counter((node.tree, node.episode) for node in nodes)
         totals = totals_of_all({"values": values, "lengths": [*lengths.values()]})
         total = totals["values"]
-        for by_role, length in ((of_node[id(node)], lengths[node.tree, node.episode]) for node in nodes):
+        for node, by_role in zip(nodes, own, strict=True):
             if how == "rewards":
                 by_role[role] = (by_role[role] - total.sum / max(1, total.count)) / (total.std + EPSILON)
             elif how == "role":
                 by_role[role] = total.standardize(by_role[role]) + 0 * by_role[role]  # NaN stays NaN
             if args.equal_episodes:
-                by_role[role] = by_role[role] * (totals["lengths"].mean / length)
+                by_role[role] = by_role[role] * (totals["lengths"].mean / lengths[node.tree, node.episode])
 
 
 def normalize_then_sum(environment: Environment, role: str, group: Sequence[Node], discount: float) -> torch.Tensor:

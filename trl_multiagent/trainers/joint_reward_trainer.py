@@ -2,13 +2,12 @@
 
 import copy
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
@@ -235,13 +234,11 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         accuracy, mean, margin = (chosen > rejected).float(), (chosen + rejected) / 2, chosen - rejected
         values = {"mean_reward": mean, "accuracy": accuracy, "margin": margin}
         self._add_means({name: torch.stack([(x * weights).sum(), weights.sum()]) for name, x in values.items()})
-        metrics, scores = self._metrics["train" if self.model.training else "eval"], torch.cat([chosen, rejected])
+        metrics = self._metrics["train" if self.model.training else "eval"]
         # The processes may have different numbers of pairs
-        repeated = weights.repeat(2) == 0
-        lowest, highest = scores.masked_fill(repeated, math.inf).min(), scores.masked_fill(repeated, -math.inf).max()
-        extremes = self.accelerator.gather(torch.stack([lowest, highest])).tolist()
-        metrics["min_reward"] = [min(metrics["min_reward"] + extremes[::2])]
-        metrics["max_reward"] = [max(metrics["max_reward"] + extremes[1::2])]
+        scores = gather_object(torch.cat([chosen, rejected])[weights.repeat(2) > 0].tolist())
+        metrics["min_reward"] = [min(metrics["min_reward"] + scores)]
+        metrics["max_reward"] = [max(metrics["max_reward"] + scores)]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         training = self.model.training  # decides which metrics the next log has

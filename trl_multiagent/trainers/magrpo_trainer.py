@@ -140,7 +140,7 @@ class MAGRPOTrainer(RolloutTrainer):
                 returns = torch.tensor([node.agent_returns(role)[0] for node in group])
                 for node, advantage in zip(group, self._over_siblings(returns).split(1), strict=True):
                     advantages[id(node)][role] = advantage
-        return [advantages[id(node)] for node in nodes]
+        return [*advantages.values()]
 
     def rows_to_train(self, rows: list[Row]) -> list[Row]:
         """

@@ -189,16 +189,15 @@ class ActorCriticTrainer(RolloutTrainer):
         forwards = -(-most // self.args.rows_per_forward)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         shift, factor = self._value_scales[critic]
-        values = []
         with self.team.evaluating(), self.accelerator.autocast():
             for k in range(forwards):
                 part = rows[k * size : (k + 1) * size]
                 inputs = self._critic_tensors(critic, part).inputs
                 outputs = self.model_wrapped(team_inputs={}, critic_inputs={critic: inputs})
-                values += (shift + factor * outputs[critic_key(critic)]).tolist()[: len(part)]
-        for row, value in zip(rows, values, strict=True):
-            for j in row.joint_actions:
-                row.node.values[critic][j] = value
+                values = (shift + factor * outputs[critic_key(critic)]).tolist()
+                for row, value in zip(part, values, strict=False):  # without rows, there is one of padding
+                    for j in row.joint_actions:
+                        row.node.values[critic][j] = value
 
     def _log_advantages(self, turns: Trees) -> None:
         """Adds the mean and deviation of the advantages to the next log entry, before they are standardized."""

@@ -232,20 +232,19 @@ def describe_run(
     uncompared = {field.name for field in dataclasses.fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
     arguments = {name: value for name, value in args.to_dict().items() if name not in uncompared}
     plugin = args.deepspeed_plugin
-    trained_roles = [role for role in roles if role not in (args.frozen_agents or ())]
-    settings: dict[str, Any] = {
-        "trainer": algorithm,
-        "roles": list(roles),
-        "critics": args.critic_names(trained_roles),
-    }
+    of_team: dict[str, Any] = {}
     if team is not None:
-        settings |= {
+        of_team = {
             f"agent {role}": describe_agent(agent, other_adapters(team.policies[role], team.roles))
             for role, agent in team.agents.items()
         }
-        settings |= describe_adapters(team)
-        settings |= {"reasoning": team.reasoning, "arguments of chat templates": team.chat_template_kwargs}
-    settings |= {
+        of_team |= describe_adapters(team)
+        of_team |= {"reasoning": team.reasoning, "arguments of chat templates": team.chat_template_kwargs}
+    settings = {
+        "trainer": algorithm,
+        "roles": list(roles),
+        "critics": args.critic_names([role for role in roles if role not in (args.frozen_agents or ())]),
+        **of_team,
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,

@@ -30,7 +30,6 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
-from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
@@ -131,7 +130,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
         self._set_up_agents()
         self.generator = self._make_generator()
-        self.sampler = TeamSampler(team, self.generator, args.use_chat_template, HistoryOptions.of(args))
+        self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
             self.sampler.check_items([*items.take(1)], environment, args.num_turns)

@@ -508,7 +508,7 @@ def shared_answers(
     own = {}
     for role in prompts:
         start = sum(len(share[role]) for share in shares[: distributed.get_rank(group)])
-        own[role] = answers[0].get(role, [])[start : start + len(prompts[role])]
+        own[role] = answers[0][role][start : start + len(prompts[role])]
     return own
 
 
