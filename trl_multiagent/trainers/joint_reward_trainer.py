@@ -240,12 +240,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         metrics["min_reward"] = [min(metrics["min_reward"] + scores)]
         metrics["max_reward"] = [max(metrics["max_reward"] + scores)]
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        training = self.model.training  # decides which metrics the next log has
-        metrics = super().evaluate(*args, **kwargs)
-        self.model.train(training)
-        return metrics
-
     def report(self) -> dict[str, Any]:
         """
         Evaluates the model on the held-out pairs, and writes the numbers to `held_out.json` in the output folder.

@@ -38,8 +38,7 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
 
     free_on_resume: ClassVar[tuple[str, ...]] = (
         *TeamConfig.free_on_resume,
-        *("dataset_num_proc", "num_turns"),
-        *("max_completion_length", "temperature", "top_k", "top_p", "use_chat_template"),
+        *"dataset_num_proc num_turns max_completion_length temperature top_k top_p use_chat_template".split(),
     )
 
     reference_free: bool = setting(default=False)

@@ -14,9 +14,11 @@ from trl_multiagent.trainers.base.team_config import TeamConfig
 # The normalizer of these losses does not depend on how a batch is split into micro-batches, unlike `bnpo`'s
 LOSS_TYPES = ("luspo", "dr_grpo", "grpo", "dapo")
 # Names that `generation_kwargs` must not have: the trainer has arguments for them, or sets them itself
-RESERVED = "max_new_tokens max_length num_return_sequences temperature top_p top_k min_p repetition_penalty".split()
-RESERVED += "cache_implementation stop_strings do_sample num_beams eos_token_id pad_token_id bos_token_id".split()
-RESERVED += "return_dict_in_generate output_scores output_logits output_attentions output_hidden_states".split()
+RESERVED = """
+    max_new_tokens max_length num_return_sequences temperature top_p top_k min_p repetition_penalty
+    cache_implementation stop_strings do_sample num_beams eos_token_id pad_token_id bos_token_id
+    return_dict_in_generate output_scores output_logits output_attentions output_hidden_states
+""".split()
 RESERVED_WITH_VLLM = "seed n stop include_stop_str_in_output stop_token_ids ignore_eos".split()
 SAMPLING_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -117,13 +119,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         """.split(),
     )
 
-    unsupported: ClassVar[tuple[str, ...]] = (
-        *"""
-            train_sampling_strategy length_column_name prediction_loss_only include_num_input_tokens_seen
-            eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
-            batch_eval_metrics
-        """.split(),
-    )
+    unsupported: ClassVar[list[str]] = """
+        train_sampling_strategy length_column_name prediction_loss_only include_num_input_tokens_seen
+        eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics
+        batch_eval_metrics
+    """.split()
 
     items_per_device: int | None = setting(ge=1)
     per_device_train_batch_size: int | str | None = setting(default="auto", gt=0, choices=("auto",))

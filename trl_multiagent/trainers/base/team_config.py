@@ -48,12 +48,10 @@ class CommonConfig(Base):
     """
 
     # Arguments of TRL and transformers that must keep their defaults
-    unsupported: ClassVar[tuple[str, ...]] = (
-        *"""
-            label_names fsdp fsdp_config parallelism_config bf16_full_eval fp16_full_eval enable_jit_checkpoint
-            label_smoothing_factor remove_unused_columns chat_template_path
-        """.split(),
-    )
+    unsupported: ClassVar[list[str]] = """
+        label_names fsdp fsdp_config parallelism_config bf16_full_eval fp16_full_eval enable_jit_checkpoint
+        label_smoothing_factor remove_unused_columns chat_template_path
+    """.split()
 
     logging_steps: float = setting(default=0.01, ge=0)
     eval_steps: float | None = setting(default=10, ge=0)
@@ -135,22 +133,20 @@ class TeamConfig(CommonConfig):
     # rollout depends on them
     free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "log_", "model_init_", "resume_changes", "trust_remote_")
 
-    unsupported: ClassVar[tuple[str, ...]] = (
-        *"""
-            model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
-            neftune_noise_alpha optim_target_modules sync_ref_model
-            ref_model_mixup_alpha ref_model_sync_steps pad_to_multiple_of
-            off_policy_mask_threshold steps_per_generation generation_batch_size
-            sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
-            entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy
-            top_entropy_quantile use_transformers_continuous_batching use_transformers_paged
-            transformers_continuous_batching_config cast_lm_head_to_fp32 reward_weights
-            multi_objective_aggregation max_tool_calling_iterations log_unique_prompts log_completions_hub_repo
-            ld_alpha padding_free activation_offloading pad_token truncation_mode label_smoothing discopop_tau
-            f_divergence_type f_alpha_divergence_coef use_weighting precompute_ref_log_probs
-            precompute_ref_batch_size
-        """.split(),
-    )
+    unsupported: ClassVar[list[str]] = """
+        model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
+        neftune_noise_alpha optim_target_modules sync_ref_model
+        ref_model_mixup_alpha ref_model_sync_steps pad_to_multiple_of
+        off_policy_mask_threshold steps_per_generation generation_batch_size
+        sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
+        entropy_coef entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target use_adaptive_entropy
+        top_entropy_quantile use_transformers_continuous_batching use_transformers_paged
+        transformers_continuous_batching_config cast_lm_head_to_fp32 reward_weights
+        multi_objective_aggregation max_tool_calling_iterations log_unique_prompts log_completions_hub_repo
+        ld_alpha padding_free activation_offloading pad_token truncation_mode label_smoothing discopop_tau
+        f_divergence_type f_alpha_divergence_coef use_weighting precompute_ref_log_probs
+        precompute_ref_batch_size
+    """.split()
 
     agent_learning_rates: dict[str, float] | None = setting(ge=0)
     frozen_agents: list[str] | None = setting()

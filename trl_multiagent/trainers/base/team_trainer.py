@@ -63,6 +63,7 @@ class CommonTrainerMixin(CheckpointMixin):
 
     deepspeed: Any  # the engine; `None` before a training
     model_wrapped: Any
+    _evaluated: list[RolloutTotals]  # totals of the batches of the current evaluation
     _was_given_optimizer = False
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -99,6 +100,25 @@ class CommonTrainerMixin(CheckpointMixin):
                 self.accelerator.free_memory()
                 self.deepspeed, self.model_wrapped = None, self.model
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        with self._without_traces():
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
+        with self._without_traces():
+            return super().predict(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _without_traces(self) -> Iterator[None]:
+        """Restores the metrics and the model's mode, on which logs depend, after an evaluation, even if it fails."""
+        training = self.model.training
+        self._evaluated = []
+        try:
+            yield
+        finally:
+            self._metrics["eval"].clear()
+            self.model.train(training)
+
 
 class TeamTrainerMixin(CommonTrainerMixin):
     """
@@ -125,7 +145,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
     environment: Any = None  # the `Environment` that an evaluation plays
     _card_settings: list[str] = []  # training arguments to show in the model card
     generator: Any  # the [`TrainerGenerator`] or [`VLLMGenerator`] of this trainer
-    _evaluated: list[RolloutTotals]  # totals of the batches of the current evaluation
     _metrics: dict[str, defaultdict[str, list[float]]]
     _router_loss_coefs: dict[str, float]  # by role, for agents that have a router loss
     _expert_loads: dict[str, torch.Tensor]  # by role, in the current batch
@@ -285,23 +304,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
             for name, dataset in eval_dataset.items():
                 metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        with self._without_traces(), temporarily_set(self, _eval_prefix=metric_key_prefix):
+        with temporarily_set(self, _eval_prefix=metric_key_prefix):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-
-    def predict(self, *args: Any, **kwargs: Any) -> PredictionOutput:
-        with self._without_traces():
-            return super().predict(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _without_traces(self) -> Iterator[None]:
-        """Restores the metrics and the team's mode after an evaluation, even if it fails."""
-        training = self.team.training
-        self._evaluated = []
-        try:
-            yield
-        finally:
-            self._metrics["eval"].clear()
-            self.team.train(training)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
