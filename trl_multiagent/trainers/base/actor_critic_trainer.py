@@ -55,6 +55,10 @@ class ActorCriticTrainer(RolloutTrainer):
 
     args: ActorCriticConfig
     _trains_critics = True
+    # Of the current batch
+    _advantages: dict[tuple[str, int], Total]  # by role and turn
+    _value_scales: dict[str, tuple[float, float]]  # by critic
+    _num_joint_actions: dict[str, int]  # that each critic judges, in all processes
     _config_class = ActorCriticConfig  # of the default configuration
     _card_settings = [*RolloutTrainer._card_settings, "critic_form", "critic_type", "gae_lambda"]
     _card_settings += ["critic_learning_rate", "value_loss_coef"]
@@ -87,11 +91,8 @@ class ActorCriticTrainer(RolloutTrainer):
         return cast(Critics, self.team.critics)
 
     def _prepare_team(self, team: AgentTeam, args: ActorCriticConfig) -> None:
-        self._advantages: dict[tuple[str, int], Total] = {}  # of the current batch, by role and turn
-        self._value_scales: dict[str, tuple[float, float]] = {}
-        self._num_joint_actions: dict[str, int] = {}  # that each critic judges in the current batch, in all processes
+        self._num_joint_actions = {}
         team.freeze(args.frozen_agents or ())
-        self.team = team
         add_critics(team, args)
         team.train(team.training)
         if args.process_index == 0 and args.critic_type == "q" and args.completions_per_node == 1:
