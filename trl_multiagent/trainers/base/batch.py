@@ -27,8 +27,10 @@ Advantages = list[list[dict[str, torch.Tensor]]]  # of each agent's completions 
 
 def moved(values: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
     """Copies the tensors among some values from the CPU to a device. The host does not wait for a GPU."""
-    tensors, is_gpu = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}, device.type == "cuda"
-    return {name: (x.pin_memory() if is_gpu else x).to(device, non_blocking=is_gpu) for name, x in tensors.items()}
+    tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
+    if device.type != "cuda":
+        return {name: x.to(device) for name, x in tensors.items()}
+    return {name: x.pin_memory().to(device, non_blocking=True) for name, x in tensors.items()}
 
 
 @dataclass

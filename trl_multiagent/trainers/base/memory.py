@@ -100,13 +100,10 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
     }
-    copies = (
-        number * own if half and weight == 4.0 else 0.0
-    )  # made by autocast, but while sampling not of frozen weights
+    copies = number * own if half and weight == 4.0 else 0.0  # made by autocast, which keeps none of frozen weights
     copied = number * size.largest if stage == 3 or (copies and not size.base) else 0.0
-    sampling = sampling_parts(args, size, number, copied)
-    if args.use_vllm:  # its engines have their own memory
-        sampling = {}
+    # The engines of vLLM have their own memory
+    sampling = {} if args.use_vllm else sampling_parts(args, size, number, copied)
     if copies and size.base_bytes == 4.0:
         # Autocast also copies a base for the backward pass; with gradient checkpointing, one layer at a time
         shown = 1 / size.text.num_hidden_layers if args.gradient_checkpointing else size.agents + size.critics
