@@ -171,7 +171,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
         if not {*rates} <= {*team.roles}:
             raise ValueError(f"`agent_learning_rates` has the roles {sorted(rates)}; the team has {list(team.roles)}.")
         if rates and team.has_shared_weights:
-            raise ValueError("`agent_learning_rates` is for separate weights, but the agents share theirs: drop it.")
+            raise ValueError(
+                "`agent_learning_rates` needs agents with separate weights, but the agents of this team share theirs. "
+                "Set one `learning_rate` instead."
+            )
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
                 "The team has the critics of an earlier trainer, which this one does not train. Save the team, "
