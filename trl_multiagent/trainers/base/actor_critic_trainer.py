@@ -178,7 +178,6 @@ class ActorCriticTrainer(RolloutTrainer):
         padded = pad([x.reshape(-1, 3) for x in numbers] or [torch.zeros(1, 3)])
         return CriticTensors(*padded.unbind(-1), inputs=inputs).to(self.accelerator.device)
 
-    @torch.no_grad()
     def _predict(self, critic: str, rows: list[CriticRow]) -> None:
         """
         Stores a critic's values on the nodes. All processes run the same number of forwards, because ZeRO-3 requires
@@ -190,7 +189,7 @@ class ActorCriticTrainer(RolloutTrainer):
         forwards = -(-most // self.args.rows_per_forward)
         size = -(-most // forwards)  # not a whole batch, which would be padding
         shift, factor = self._value_scales[critic]
-        with self.team.evaluating(), self.accelerator.autocast():
+        with self._without_training():
             for k in range(forwards):
                 part = rows[k * size : (k + 1) * size]
                 inputs = self._critic_tensors(critic, part).inputs

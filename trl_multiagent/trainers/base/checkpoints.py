@@ -419,8 +419,11 @@ class CheckpointMixin(Trainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        process = self.args.process_index
-        (Path(output_dir) / PROCESS_FILE.format(process)).write_text(json.dumps(self._process_state()) + "\n")
+        (Path(output_dir) / self._process_file).write_text(json.dumps(self._process_state()) + "\n")
+
+    @property
+    def _process_file(self) -> str:
+        return PROCESS_FILE.format(self.args.process_index)
 
     def _process_state(self) -> dict[str, Any]:
         """Returns the metrics of this process that are not yet logged, as plain values."""
@@ -470,11 +473,10 @@ class CheckpointMixin(Trainer):
         changes = differences(saved["settings"], self._settings)
         if changes:
             check_changes(str(folder), changes, self.args)
-        process_file = PROCESS_FILE.format(self.args.process_index)
-        if not (folder / process_file).is_file():
+        if not (folder / self._process_file).is_file():
             raise CheckpointError(
-                f"{folder} has no {process_file}, the part of process {self.args.process_index}. Resume with as many "
-                "processes as before. If the nodes have no common output folder, save with `save_on_each_node=True`."
+                f"{folder} has no {self._process_file}, the part of process {self.args.process_index}. Resume with as "
+                "many processes as before. If the nodes have no common output folder, save with `save_on_each_node=True`."
             )
         if changes and self.is_world_process_zero():
             logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
@@ -492,8 +494,7 @@ class CheckpointMixin(Trainer):
         # The intervals of saving, logging and evaluating come from this run, not from the checkpoint
         self.state.compute_steps(self.args, self.state.max_steps)
         if self._resumed is not None:
-            process = self.args.process_index
-            self._load_process_state(json.loads((self._resumed / PROCESS_FILE.format(process)).read_text()))
+            self._load_process_state(json.loads((self._resumed / self._process_file).read_text()))
 
     def _is_between_batches(self) -> bool:
         """Returns whether the next optimizer step begins with a new batch."""

@@ -394,10 +394,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         tensors.inputs = forward_inputs(self.team.agents[role], tensors)
         return tensors.to(self.accelerator.device)
 
-    @torch.no_grad()
     def _logps(self, model: torch.nn.Module, role: str, rows: AgentTensors) -> torch.Tensor:
         """Computes the log-probabilities of one agent's completions under a team. Shape: `completion_ids`."""
-        with self.team.evaluating(), self.accelerator.autocast():
+        with self._without_training():
             outputs = model(team_inputs={role: rows.inputs})
         return outputs[role].log_probs
 

@@ -381,9 +381,15 @@ class TeamTrainerMixin(CommonTrainerMixin):
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
     @contextlib.contextmanager
+    def _without_training(self) -> Iterator[None]:
+        """Makes the team compute without dropout and gradients within the block."""
+        with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+            yield
+
+    @contextlib.contextmanager
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
         """Yields a wrapped team. Within the block, its agents compute with their reference policies."""
-        with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+        with self._without_training():
             if self.team.form == "lora":
                 with self.team.as_reference():
                     yield self.model_wrapped
@@ -394,14 +400,13 @@ class TeamTrainerMixin(CommonTrainerMixin):
     # experts is counted over the batch. Then the loss is a sum over micro-batches and processes: of this load, times
     # the second sums in `aux_loss` of an output
 
-    @torch.no_grad()
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
         """
         Computes the load of an agent's experts over the batch of all processes. `chunks` are the arguments of its
         forwards.
         """
         sent = 0.0
-        with self.team.evaluating(), self.accelerator.autocast():
+        with self._without_training():
             for inputs in chunks:
                 sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
         from trl_multiagent.models.router_loss import expert_load
