@@ -476,7 +476,8 @@ class CheckpointMixin(Trainer):
         if not (folder / self._process_file).is_file():
             raise CheckpointError(
                 f"{folder} has no {self._process_file}, the part of process {self.args.process_index}. Resume with as "
-                "many processes as before. If the nodes have no common output folder, save with `save_on_each_node=True`."
+                "many processes as before. If the nodes have no common output folder, save with "
+                "`save_on_each_node=True`."
             )
         if changes and self.is_world_process_zero():
             logger.warning(f"The run continues {folder} with changed settings: {format_changes(changes)}.")
