@@ -17,7 +17,6 @@ from trl_multiagent.hub import push_folder
 from trl_multiagent.models.pretrained import TooLongError
 from trl_multiagent.trainers.base.actor_critic_trainer import value_errors
 from trl_multiagent.trainers.base.batch import critic_inputs
-from trl_multiagent.trainers.maac_trainer import team_text
 
 from by_hand import Gradients, distance, log_probability
 from tiny import (
@@ -74,7 +73,10 @@ def update_by_hand(trainer, before, num_generations):
         """V(h), or Q of joint action j."""
         if central:
             prompts = {role: tokenizers[role].decode(prompt_ids(role, node)) for role in roles if role in node.prompts}
-            ids = tokenizers[roles[0]](team_text(prompts, node.joint_actions[j] if j is not None else {}))["input_ids"]
+            parts = [f"[{role}]\n{text}" for role, text in prompts.items()]
+            answers = node.joint_actions[j] if j is not None else {}
+            parts += [f"[{role} answers]\n{text}" for role, text in answers.items()]
+            ids = tokenizers[roles[0]]("\n\n".join(parts))["input_ids"]
         else:
             ids = list(prompt_ids(critic, node))
             if j is not None:

@@ -38,23 +38,14 @@ class MAACTrainer(ActorCriticTrainer):
         super()._judge(turns)
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
-        prompts, completions = {}, {}
-        for role in (role for role in self.team.roles if role in node.prompts):
-            ids = node.samples[role].prompt_ids
-            prompts[role] = self.team.tokenizers[role].decode(ids, skip_special_tokens=True)
+        prompts, answers = [], []
+        for role in node.roles:
+            prompt = self.team.tokenizers[role].decode(node.samples[role].prompt_ids, skip_special_tokens=True)
+            prompts.append(f"[{role}]\n{prompt}")
             if joint_action is not None:
-                completions[role] = node.samples[role].texts[node.completion_of(role)[joint_action]]
-        return self.critics.backbones[critic].tokenizer(team_text(prompts, completions))["input_ids"]
+                completion = node.samples[role].texts[node.completion_of(role)[joint_action]]
+                answers.append(f"[{role} answers]\n{completion}")
+        return self.critics.backbones[critic].tokenizer("\n\n".join(prompts + answers))["input_ids"]
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
         return [[j] for j in range(len(node.indices))]
-
-
-def team_text(prompts: dict[str, str], completions: dict[str, str]) -> str:
-    """
-    Returns the text that a central critic reads: each agent's prompt with its history, and its completion for a critic
-    of actions.
-    """
-    blocks = [f"[{role}]\n{text}" for role, text in prompts.items()]
-    blocks += [f"[{role} answers]\n{text}" for role, text in completions.items()]
-    return "\n\n".join(blocks)

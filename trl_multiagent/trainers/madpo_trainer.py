@@ -321,8 +321,12 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         loss = self._mean_loss(torch.stack(sums), inputs)  # sums over pairs, and over each agent's chosen tokens
         self._add_metrics(inputs, answers, joint)
         if self.model.training:
-            for role in self._router_loss_coefs:
-                loss = loss + self._scaled_router_loss(role, outputs[role].aux_loss)
+            for role, coef in self._router_loss_coefs.items():
+                # This loss is a sum over micro-batches and processes, but gradients are means over both
+                router_loss = self._expert_loads[role] @ outputs[role].aux_loss[1] * self._num_parts
+                mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
+                self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
+                loss = loss + coef * router_loss
         with fail_together(self.accelerator):  # before the backward pass: its collectives would wait forever
             if not loss.isfinite():
                 end_with_report(self, f"The loss is {loss.item()}", pairs=self._texts(inputs))
@@ -341,14 +345,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._add_means(means)
         tokens = sum(inputs[role].prompt_mask.sum(dim=1) + inputs[role].completion_mask.sum(dim=1) for role in answers)
         self._count_tokens((tokens * weights.repeat(2)).sum())
-
-    def _scaled_router_loss(self, role: str, expert_sums: torch.Tensor) -> torch.Tensor:
-        """Computes the part of a micro-batch in an agent's router loss, and adds it to the metrics."""
-        # The loss is a sum over micro-batches and processes, but gradients are means over both
-        router_loss = self._expert_loads[role] @ expert_sums[1] * self._num_parts
-        mean = self.accelerator.reduce(router_loss.detach(), "mean").item()
-        self._metrics["train"][f"agents/{role}/aux_loss"].append(mean)
-        return self._router_loss_coefs[role] * router_loss
 
     def _texts(self, inputs: PairBatch) -> list[dict[str, str]]:
         """Returns the texts of a micro-batch for a failure report."""

@@ -80,10 +80,6 @@ class ActorCriticTrainer(RolloutTrainer):
         """Groups the joint actions of a node by the text that a critic of actions reads."""
         raise NotImplementedError
 
-    def reads(self, critic: str, node: Node) -> bool:
-        """Returns whether a critic judges an agent that acts at a node."""
-        return any(self.critic_of(role) == critic for role in node.roles if role in self.team.roles)
-
     # The critics as a part of the team
 
     @property
@@ -153,7 +149,7 @@ class ActorCriticTrainer(RolloutTrainer):
         """
         rows, is_q = [], self.args.critic_type == "q"
         for node in chain(*turns):
-            if self.reads(critic, node):
+            if critic in map(self.critic_of, node.roles):
                 for group in self.actions_by_text(critic, node) if is_q else [[*range(len(node.indices))]]:
                     rows.append(CriticRow(node, group, self.critic_text(critic, node, group[0] if is_q else None)))
         longest = max((len(row.input_ids) for row in rows), default=0)

@@ -388,30 +388,27 @@ class CheckpointMixin(Trainer):
         finished = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         unfinished = run_folder / UNFINISHED_FOLDER / finished.name
         with writing(f"The checkpoint of step {self.state.global_step}", unfinished):
-            self._write_checkpoint(model, trial, unfinished, finished)
+            if self.args.should_save:
+                remove_unfinished(run_folder)
+            self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
+            with temporarily_set(self, _saving=True):
+                super()._save_checkpoint(model, trial)
+            if self.state.best_global_step:
+                best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
+                if best == finished or best.is_dir():
+                    self.state.best_model_checkpoint = str(best)
+            if self.args.should_save:
+                # again, with the final path of the best checkpoint
+                self.state.save_to_json(unfinished / TRAINER_STATE_NAME)
+            self.accelerator.wait_for_everyone()  # every process has written its part
+            if self.args.should_save:
+                publish(unfinished, finished, weights_only=self.args.save_only_model, settings=self._settings)
         if self.args.should_save:
             rotate(run_folder, self.args.save_total_limit, [finished, self.state.best_model_checkpoint])
             remove_unfinished(run_folder)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
-
-    def _write_checkpoint(self, model: torch.nn.Module, trial: Any, unfinished: Path, finished: Path) -> None:
-        if self.args.should_save:
-            remove_unfinished(finished.parent)
-        self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
-        with temporarily_set(self, _saving=True):
-            super()._save_checkpoint(model, trial)
-        if self.state.best_global_step:
-            best = finished.with_name(f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}")
-            if best == finished or best.is_dir():
-                self.state.best_model_checkpoint = str(best)
-        if self.args.should_save:
-            # again, with the final path of the best checkpoint
-            self.state.save_to_json(unfinished / TRAINER_STATE_NAME)
-        self.accelerator.wait_for_everyone()  # every process has written its part
-        if self.args.should_save:
-            publish(unfinished, finished, weights_only=self.args.save_only_model, settings=self._settings)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
