@@ -29,7 +29,7 @@ from trl_multiagent import (
     MAGRPOTrainer,
 )
 from trl_multiagent.rollout.tree import Samples, acting, root_nodes
-from trl_multiagent.trainers.base.team_trainer import sampling_parameters
+from trl_multiagent.trainers.base.checkpoints import other_adapters
 
 from process_group import end_process_group
 from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_environment, tiny_items
@@ -151,7 +151,8 @@ def sampled(trainer) -> dict:
     team, generator, held = trainer.team, trainer.generator, {}
 
     def watch(model, group, roles, turn):
-        whole = [x for x in team.roles if all(p.numel() for p in sampling_parameters(team, [x]))]
+        needed = {x: {*team.policies[x].parameters()} - {*other_adapters(team.policies[x], [x])} for x in team.roles}
+        whole = [x for x in team.roles if all(p.numel() for p in needed[x])]
         held.update(dict.fromkeys(roles, whole))
         return sample(model, group, roles, turn)
 

@@ -128,10 +128,9 @@ class ActorCriticTrainer(RolloutTrainer):
             self._rows = {name: self._critic_rows(name, turns) for name in critics.names}
         self._value_scales = {name: critics.scales[name].shift_and_factor for name in critics.names}
         for name in critics.names:
-            self._predict(name, self._rows[name])
+            self._predict(name)
             compute_targets(turns, name, self.args.discount, self.args.gae_lambda)
-            read = [(row.node, j) for row in self._rows[name] for j in row.joint_actions]
-            self._log_critic(name, [(node.targets[name][j], node.values[name][j]) for node, j in read])
+            self._log_critic(name)
         self._log_advantages(turns)
 
     def _make_batches(self, all_rows: list[Row]) -> list[Batch]:
@@ -174,11 +173,12 @@ class ActorCriticTrainer(RolloutTrainer):
         padded = pad([x.reshape(-1, 3) for x in numbers] or [torch.zeros(1, 3)])
         return CriticTensors(*padded.unbind(-1), inputs=inputs).to(self.accelerator.device)
 
-    def _predict(self, critic: str, rows: list[CriticRow]) -> None:
+    def _predict(self, critic: str) -> None:
         """
         Stores a critic's values on the nodes. All processes run the same number of forwards, because ZeRO-3 requires
         it.
         """
+        rows = self._rows[critic]
         for row in rows:
             row.node.values[critic], row.node.targets[critic] = ([0.0] * len(row.node.indices) for _ in range(2))
         most = max(1, self._most(len(rows)))
@@ -208,12 +208,10 @@ class ActorCriticTrainer(RolloutTrainer):
                 self._metrics["train"][f"agents/{role}/advantage_mean"].append(whole.mean)
                 self._metrics["train"][f"agents/{role}/advantage_std"].append(whole.population_std)
 
-    def _log_critic(self, name: str, pairs: list[tuple[float, float]]) -> None:
-        """
-        Adds the metrics of a critic before the update to the next log entry, and updates its scale. `pairs`: target
-        and value of each joint action of this process.
-        """
-        gathered = gather_object(pairs)
+    def _log_critic(self, name: str) -> None:
+        """Adds the metrics of a critic before the update to the next log entry, and updates its scale."""
+        judged = [(row.node, j) for row in self._rows[name] for j in row.joint_actions]
+        gathered = gather_object([(node.targets[name][j], node.values[name][j]) for node, j in judged])
         self._num_joint_actions[name] = max(1, len(gathered))
         if not gathered:  # no agent of this critic acted
             return

@@ -238,7 +238,13 @@ def describe_run(
             f"agent {role}": describe_agent(agent, other_adapters(team.policies[role], team.roles))
             for role, agent in team.agents.items()
         }
-        of_team |= describe_adapters(team)
+        configs = {role: team.policies[role].peft_config[role].to_dict() for role in team.adapted_roles}
+        of_team |= {
+            f"adapter {role} {name}": sorted(value) if isinstance(value, set) else value
+            for role, config in configs.items()
+            for name, value in config.items()
+            if name not in UNCOMPARED_ADAPTER_OPTIONS
+        }
         of_team |= {"reasoning": team.reasoning, "arguments of chat templates": team.chat_template_kwargs}
     settings = {
         "trainer": algorithm,
@@ -257,17 +263,6 @@ def other_adapters(model: PreTrainedModel | PeftModel, roles: Collection[str]) -
     """Returns the parameters of a model's adapters that no agent with these roles has."""
     names = [name for name in model.peft_config if name not in roles] if isinstance(model, PeftModel) else []
     return [parameter for name in names for parameter in adapter_parameters(model, name)]
-
-
-def describe_adapters(team: AgentTeam) -> dict[str, Any]:
-    """Returns the options of each agent's LoRA adapter."""
-    configs = {role: team.policies[role].peft_config[role].to_dict() for role in team.adapted_roles}
-    return {
-        f"adapter {role} {name}": sorted(value) if isinstance(value, set) else value
-        for role, config in configs.items()
-        for name, value in config.items()
-        if name not in UNCOMPARED_ADAPTER_OPTIONS
-    }
 
 
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:

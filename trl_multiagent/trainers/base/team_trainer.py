@@ -545,26 +545,20 @@ class TrainerGenerator(TransformersGenerator):
     @contextlib.contextmanager
     def _gathering(self, roles: list[str]) -> Iterator[None]:
         """
-        Gathers the weights of agents on one model within the block. TRL would gather the whole team for each agent.
+        Gathers the weights of agents on one model within the block, without other agents' adapters. TRL would gather
+        the whole team for each agent.
         """
         if not self.gathers or not is_deepspeed_zero3_enabled():
             yield
             return
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters(sampling_parameters(self.trainer.team, roles)):
+        policy = self.trainer.team.policies[roles[0]]
+        others = {id(parameter) for parameter in other_adapters(policy, roles)}
+        with deepspeed.zero.GatheredParameters([x for x in policy.parameters() if id(x) not in others]):
             remove_hooks(self.trainer.model_wrapped)
             yield
             add_hooks(self.trainer.model_wrapped)
-
-
-def sampling_parameters(team: AgentTeam, roles: Sequence[str]) -> list[torch.nn.Parameter]:
-    """
-    Returns the parameters with which agents on one model sample: the model's, without other agents' adapters.
-    """
-    policy = team.policies[roles[0]]
-    others = {id(parameter) for parameter in other_adapters(policy, roles)}
-    return [parameter for parameter in policy.parameters() if id(parameter) not in others]
 
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
