@@ -469,4 +469,4 @@ def test_normalized_advantages(tmp_path):
         )
         trainer.train()
         for node in trainer._turns[0]:
-            assert trainer._advantages[id(node)]["aux"].item() == pytest.approx(expected)
+            assert trainer.node_advantages(node)["aux"].item() == pytest.approx(expected)
