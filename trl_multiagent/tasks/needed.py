@@ -18,7 +18,7 @@ import itertools
 import random
 import zlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts
@@ -45,19 +45,16 @@ MOVES = {"left": (-1, 0), "right": (1, 0), "up": (0, 1), "down": (0, -1)}
 
 class Bounded:
     """
-    Base class of games. It computes the exact bound from the worlds that the decider cannot tell apart, which a game
-    lists.
+    Base class of games. `bound` is the best expected reward of a decider that has its own view alone, the same for all
+    items.
 
     The expected reward of a decider without a message is linear in the probabilities of its answers. So no agreement
-    and no randomness beats the best single answer.
+    and no randomness beats the best single answer, and no answer is right in two of the worlds that the decider cannot
+    tell apart.
     """
 
+    bound: float
     speakers: tuple[str, ...] = ("speaker",)
-
-    def bound(self: Any, item: Item) -> float:
-        """Computes the best expected reward of a decider that has its own view alone."""
-        worlds = self.worlds(item)
-        return max(sum(self.reward(world, answer) for world in worlds) / len(worlds) for answer in self.answers(item))
 
     def in_split(self, item: Item, split: str) -> bool:
         """Returns whether an item belongs to the split `"train"` or `"test"`."""
@@ -89,6 +86,7 @@ class Rule(Bounded):
                 f"A rule has 2 to 6 operations and as many digits or more, not {operations} and {digits}."
             )
         self.operations, self.digits, self.width = operations, digits, width
+        self.bound = 1 / operations
         self.names = [*OPERATIONS][:operations]
         self.words = [f"take_{name}" for name in self.names]
         self.vocabulary = [*self.names, *self.words, *map(str, range(10)), "rule", "digits"]
@@ -106,14 +104,6 @@ class Rule(Bounded):
     def view(self, item: Item) -> str:
         """Returns the decider's part of the item, as text."""
         return f"digits {' '.join(map(str, item['digits']))}"
-
-    def worlds(self, item: Item) -> list[Item]:
-        """Returns all items, equally likely, that the decider cannot tell apart from this one."""
-        return [{**item, "operation": name} for name in self.names]
-
-    def answers(self, item: Item) -> list[str]:
-        """Returns answers that together cover all outcomes."""
-        return [str(digit) for digit in range(10)]
 
     def reward(self, item: Item, answer: str) -> float:
         return float(answer.strip() == str(OPERATIONS[item["operation"]](item["digits"])))
@@ -158,7 +148,8 @@ class Walk(Bounded):
         self.signs = [[f"column_{x}" for x in self.names[0]], [f"row_{y}" for y in self.names[1]]]
         self.words = [*self.signs[0], *self.signs[1]]
         self.vocabulary = [*self.names[0], *self.names[1], *self.words, *MOVES, "stay", "goal", "here"]
-        self.cells = [[x, y] for x, y in itertools.product(range(board), repeat=2)]
+        self.cells = [[x, y] for x in range(board) for y in range(board)]
+        self.bound = 1 / (len(self.cells) - 1)
 
     def axes(self, role: str) -> list[int]:
         """Returns the coordinates of the goal that a speaker sees: the column (0), the row (1), or both."""
@@ -173,12 +164,6 @@ class Walk(Bounded):
 
     def view(self, item: Item) -> str:
         return f"here {' '.join(names[place] for names, place in zip(self.names, item['here'], strict=True))}"
-
-    def worlds(self, item: Item) -> list[Item]:
-        return [{**item, "goal": cell} for cell in self.cells if cell != item["here"]]
-
-    def answers(self, item: Item) -> list[str]:
-        return [self.path(item["here"], cell) for cell in self.cells]
 
     def reward(self, item: Item, answer: str) -> float:
         x, y = item["here"]
@@ -293,7 +278,8 @@ def solo_prompt(game: Game, item: Item, facts: str) -> str:
 
 
 GAMES: dict[str, type[Rule] | type[Walk]] = {"rule": Rule, "walk": Walk}
-KNOBS = {"rule": ("operations", "digits"), "walk": ("board",)}
+# For each setting, the games that have it
+KNOBS = {"width": ("rule", "walk"), "operations": ("rule",), "digits": ("rule",), "board": ("walk",)}
 SIZES = {"train": 4096, "test": 512}
 
 
@@ -316,7 +302,7 @@ def draw_items(game: Game, split: str | None, seed: int = 1) -> Dataset:
         while len(rows) < SIZES[name]:
             item = game.item(rng)
             if game.in_split(item, name):
-                rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound(item)})
+                rows.append({"item_id": f"{name}/{len(rows)}", **item, "bound": game.bound})
         return rows
 
     return make_dataset(generated_rows(make, SIZES, split), "the generated items")
@@ -398,11 +384,12 @@ class NeededSettings:
 def make_game(settings: TaskSettings) -> Game:
     """Builds the game. Raises `ValueError` if a setting belongs to the other game, or has an impossible value."""
     name = str(settings.dataset.name)
-    given = {key: value for key, value in asdict(settings.sections["needed"]).items() if value is not None}
-    for other in {*GAMES} - {name}:
-        for key in given.keys() & {*KNOBS[other]}:
+    given = {key: getattr(settings.sections["needed"], key) for key in KNOBS}
+    knobs = {key: value for key, value in given.items() if value is not None}
+    for key in knobs:
+        if name not in KNOBS[key]:
+            other = KNOBS[key][0]
             raise ValueError(f"`needed.{key}` is a setting of {other}, but `dataset.name` is {name!r}: leave it out.")
-    knobs = {key: given[key] for key in ("width", *KNOBS[name]) if key in given}
     if settings.num_agents == 3 and name == "walk":
         knobs["speakers"] = 2
     return GAMES[name](**knobs)
@@ -428,8 +415,7 @@ def load_datasets(settings: TaskSettings) -> Datasets:
     Draws the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a split does
     not exist.
     """
-    dataset: NeededDataset = settings.sections["dataset"]
-    game = make_game(settings)
+    dataset, game = settings.sections["dataset"], make_game(settings)
     return dataset.load_splits(lambda split: draw_items(game, split, dataset.seed))
 
 
