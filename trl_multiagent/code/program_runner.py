@@ -56,7 +56,9 @@ class ProgramRunner:
         return self._run(programs, "experiment_seconds")
 
     def _run(self, programs: Sequence[Program], count: str) -> list[Verdict]:
-        """Runs programs, and adds the wall-clock seconds to a count."""
+        """Runs programs, if there are any, and adds the wall-clock seconds to a count."""
+        if not programs:
+            return []
         start = time.monotonic()
         verdicts = self.sandbox.run(programs)
         self._counts[count] += time.monotonic() - start

@@ -88,12 +88,12 @@ def f(x):
     "values of no known form": """
 import sys
 def f(x):
-    sys._getframe(1).f_globals["wire"].encode = lambda *args: {"range": [{"object": []}]}
+    sys._getframe(2).f_globals["wire"].encode = lambda *args: {"range": [{"object": []}]}
     return 0
 """,
     "a function of the checks that does not exist": """
 import sys
-def f(x): return sys._getframe(1).f_globals["_stand_in"](10**9)(1)
+def f(x): return sys._getframe(2).f_globals["_proxy"](None, 10**9, True)(1)
 """,
     "an exception of any name": """
 class AssertionError(BaseException):
@@ -104,9 +104,8 @@ def f(x): raise AssertionError
     "a replaced way of reading": """
 import sys
 def f(x):
-    answer = sys._getframe(1)
-    answer.f_globals["_calls"]["aux"] = 10**6
-    answer.f_globals["decode_call"] = lambda *args: ((), {})
+    sys._getframe(2).f_globals["_counted"].clear()
+    sys._getframe(1).f_globals["decode"] = lambda *args: 0
     return 0
 """,
 }

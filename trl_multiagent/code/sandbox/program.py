@@ -193,14 +193,13 @@ class _Instrument(ast.NodeTransformer):
     visit_AsyncFunctionDef = visit_FunctionDef
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        constant = isinstance(node.test, ast.Constant)
-        if isinstance(node.test, ast.Constant) and node.test.value:
-            return ast.Pass()
         index = len(self.sources)
+        if isinstance(node.test, ast.Constant):
+            if node.test.value:
+                return ast.Pass()
+            self.guards.append(index)
         self.sources.append(ast.unparse(node))
         self.inside.append(index)
-        if constant:
-            self.guards.append(index)
         return ast.parse(
             f"try:\n    __begin__({index})\n    __end__({index}, ({ast.unparse(node.test)}))\n"
             f"except __caught__ as __error__:\n    __end__({index}, False, __error__)"
@@ -226,8 +225,7 @@ def read_asserts(test: str) -> Asserts:
     has_check = any(_is_check(node) for node in tree.body)
     tree.body = [*instrument.body(tree.body)]
     code = ast.unparse(ast.fix_missing_locations(tree))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as the one about `x is 1`
+    with warnings.catch_warnings(action="ignore"):  # such as the one about `x is 1`
         compile(code, "<test>", "exec", dont_inherit=True)  # finds errors that the parser accepts
     return Asserts(code, tuple(instrument.sources), tuple(instrument.guards), has_check)
 

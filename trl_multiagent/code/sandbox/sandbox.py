@@ -151,16 +151,13 @@ class _Slot:
             return {"lost_step": (step, "timeout", "the checks did not finish with the program's answers")}
         return {"lost_step": (step, "error", "the checks crashed on the program's answers")}
 
-    def is_silent(self, limit: float) -> bool:
-        """Returns whether the verifier has made no progress for `limit` seconds."""
-        progress = self._progress()
+    def silent_message(self, limit: float) -> dict[str, Any] | None:
+        """Returns the message that takes the place of a verifier's that has made no progress for `limit` seconds."""
+        step, _ = progress = self._progress()
         if progress != self.last_progress:
             self.last_progress, self.last_progress_time = progress, time.monotonic()
-        return time.monotonic() - self.last_progress_time > limit
-
-    def silent_message(self) -> dict[str, Any]:
-        """Returns the message that takes the place of a silent verifier's."""
-        step, _ = self._progress()
+        if time.monotonic() - self.last_progress_time <= limit:
+            return None
         if step < 0:
             return {"fault": "the verifier does not answer"}
         return {"lost_step": (step, "timeout", "the checks kept waiting with the program's answers")}
@@ -312,8 +309,7 @@ class Sandbox(contextlib.AbstractContextManager):
                     self._discard(slot)
                     task.failures += 1
                     if task.failures > self.retries:
-                        reason = message["fault"]
-                        raise SandboxError(f"the sandbox failed {task.failures} times in a row: {reason}")
+                        raise SandboxError(f"the sandbox failed {task.failures} times in a row: {message['fault']}")
                     to_retry.append(task)
                 elif "lost_step" in message:
                     self._discard(slot)
@@ -336,7 +332,7 @@ class Sandbox(contextlib.AbstractContextManager):
         """Starts as many tasks as workers are free. A slow program does not count as a worker's."""
         running = self._running()
         slow = sum(time.monotonic() - slot.started >= slow_after for slot in running)
-        free = min(self.workers - len(running) + slow, 2 * self.workers + SPARE_SLOTS - len(running))
+        free = min(self.workers + slow, 2 * self.workers + SPARE_SLOTS) - len(running)
         while waiting and free > 0 and (slot := self._idle_slot(waiting[0].program.folder)):
             slot.start(waiting.popleft())
             free -= 1
@@ -362,14 +358,10 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def _messages(self, seconds: float) -> Iterator[tuple[_Slot, dict[str, Any]]]:
         """Waits up to `seconds` for verifiers to finish or to end; yields their slots and messages."""
-        running = self._running()
+        running, limit = self._running(), SILENT_SECONDS + 10 * self.check_timeout
         ready = wait(running, seconds)
         for slot in running:
-            message = None
-            if slot in ready:
-                message = slot.receive()
-            elif slot.is_silent(SILENT_SECONDS + 10 * self.check_timeout):
-                message = slot.silent_message()
+            message = slot.receive() if slot in ready else slot.silent_message(limit)
             if message is not None:
                 yield slot, message
 
@@ -387,15 +379,15 @@ class Sandbox(contextlib.AbstractContextManager):
 
     def _start(self, attempts: int, start: Callable[..., T], *args: Any) -> T:
         """Starts helper processes. If the machine refuses, tries again after a pause."""
-        for attempt in range(1, attempts):
+        attempt = 1
+        while True:
             try:
                 return start(*args)
-            except OSError:
-                time.sleep(0.5 * attempt)
-        try:
-            return start(*args)
-        except OSError as error:
-            raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
+            except OSError as error:
+                if attempt == attempts:
+                    raise SandboxError(f"the sandbox's helper processes cannot be started: {error}") from error
+            time.sleep(0.5 * attempt)
+            attempt += 1
 
     def _verdict(self, fields: dict[str, Any]) -> Verdict:
         fields |= {name: tuple(fields[name]) for name in ("suspicious", "effective")}

@@ -57,13 +57,11 @@ class Ablation:
         answer = self.ask(question)
         if self.experiment == "control":
             self._compare(question, answer)
-        if "raised" in answer:
-            if self.experiment == "nothing":
-                return None
-            raise wire.rebuild(answer["raised"], {})
+        if "raised" in answer and self.experiment == "nothing":
+            return None
         if self.experiment in ("nothing", "constant"):  # the arguments stay as they are
             answer = answer | {"changed": []}
-        return self._give(wire.accept(answer, (*args, *kwargs.values()), self.references))
+        return self._give(wire.accept(answer, args, kwargs, self.references))
 
     def _give(self, value: Any) -> Any:
         """Returns what the program gets in place of a value."""
@@ -79,10 +77,8 @@ class Ablation:
     def enter(self, call: Callable[[], Any], args: Sequence, kwargs: Mapping) -> Any:
         """Calls the entry point, as a check does. Returns what the check gets."""
         if self.experiment == "alone":
-            answer = self.ask(wire.encode_call(0, args, {**kwargs}, self.references))
-            if "raised" in answer:
-                raise wire.rebuild(answer["raised"], {})
-            value = wire.accept(answer, (*args, *kwargs.values()), self.references)
+            answer = self.ask(wire.encode_call(0, args, kwargs, self.references))
+            value = wire.accept(answer, args, kwargs, self.references)
             return args[0] if value is None and args else value  # the helper may have changed its argument
         self.first = _NOTHING
         value = call()

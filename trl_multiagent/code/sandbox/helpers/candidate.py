@@ -19,12 +19,12 @@ from typing import Any
 
 from . import wire
 from .unittests import OPERATIONS
-from .wire import References, decode_call, encode_call, pack
+from .wire import References, encode_call, pack
 
 
 PROGRAM = "<program>"  # the file name in the program's code objects
 MAX_ITEMS = 10_000  # of an iterator that a helper returns
-OWN_FRAMES = 15  # stack frames of this module and the zygote, which are added to the program's recursion limit
+OWN_FRAMES = 16  # stack frames of the helpers, which are added to the program's recursion limit
 # Audit events that no answer to a coding task needs. A name that ends in a dot stands for all events that begin with
 # it
 _SUSPICIOUS = tuple(
@@ -54,31 +54,28 @@ class Calls:
         self.number += 1
 
 
-def compile_counted(source: str, names: Sequence[str]) -> tuple[types.CodeType, dict[str, Calls]]:
+def compile_counted(source: str, names: Sequence[str]) -> types.CodeType:
     """
-    Compiles a program in which the calls of some top-level functions are counted.
+    Compiles a program in which the calls of some top-level functions are counted, in `_counted`.
 
     A counted function is not wrapped. An expression is added to its own body instead, so that decorators, attributes,
     signatures, stack traces and the depth of recursion stay as they are. It calls a builtin, so that the program's
     module has no other names than before.
-
-    Returns:
-        `tuple[types.CodeType, dict[str, Calls]]`: The module's code, and the calls by name.
     """
     key = f"_{os.urandom(8).hex()}"  # no program contains it
-    calls = {name: Calls() for name in names}
-    vars(builtins).update({key + name: one.count for name, one in calls.items()})
+    _counted.update({name: Calls() for name in names})
+    vars(builtins).update({key + name: calls.count for name, calls in _counted.items()})
     stack: list[ast.AST] = [tree := ast.parse(source, PROGRAM)]
     while stack:
         node = stack.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if node.name in calls:
+            if node.name in _counted:
                 count = ast.Expr(ast.Call(ast.Name(key + node.name, ast.Load()), [], []))
                 has_docstring = ast.get_docstring(node, clean=False) is not None
                 node.body.insert(has_docstring, ast.copy_location(count, node))
         elif not isinstance(node, ast.ClassDef | ast.Lambda):
             stack += ast.iter_child_nodes(node)
-    return compile(ast.fix_missing_locations(tree), PROGRAM, "exec", dont_inherit=True), calls
+    return compile(ast.fix_missing_locations(tree), PROGRAM, "exec", dont_inherit=True)
 
 
 def report_suspicious_acts() -> None:
@@ -87,7 +84,7 @@ def report_suspicious_acts() -> None:
     def hook(event: str, args: tuple) -> None:
         if _noted is None:
             return
-        own_frame = event == "sys._getframe" and args and args[0].f_code.co_filename == __file__
+        own_frame = event == "sys._getframe" and args and args[0].f_code.co_filename in (__file__, wire.__file__)
         traceback = event == "open" and str(args[0]).endswith(".py")  # a traceback looks for its source
         if own_frame or (event.startswith(_SUSPICIOUS) and not traceback and not event.startswith(_ordinary)):
             _note(event)
@@ -106,13 +103,12 @@ def serve(fd: int) -> None:
     global _fd, _noted, _ordinary, _references
     _fd = fd
     program = _inbox.read(_fd)
-    _references = References(_proxy, program["objects"])
+    _references = References(_proxy, program["unittest"] or program["is_helper"])
     _ordinary = _IN_FOLDER if program["folder"] else ()
     module = sys.modules["solution"] = types.ModuleType("solution")
     try:
         if program["watch"]:
-            code, calls = compile_counted(program["source"], program["watch"])
-            _counted.update(calls)
+            code = compile_counted(program["source"], program["watch"])
         else:
             code = compile(program["source"], PROGRAM, "exec", dont_inherit=True)
         if program["called"]:  # a function of another process
@@ -158,9 +154,7 @@ def _answer(question: dict) -> bytes:
     """Returns the packed answer to one call: its value and what it changed in its arguments, or what it raised."""
     before = _calls()
     try:
-        args, kwargs = decode_call(question, _references)
-        result = _references.own_object(question["call"])(*args, **kwargs)
-        answer = wire.answer_call(result, question, (*args, *kwargs.values()), _references)
+        answer = wire.answer_call(question, _references)
         packed = pack(answer | {"id": question["id"], "calls": _calls_since(before)})
         if len(packed) > wire.MAX_ANSWER:
             raise RuntimeError(f"the answer has {len(packed)} bytes, the limit is {wire.MAX_ANSWER}")
@@ -179,9 +173,7 @@ def _proxy(references: References, number: int, is_function: bool) -> Callable:
             _write(pack(encode_call(number, args, kwargs, _references)))
             while "call" in (message := _inbox.read(_fd)):
                 _write(_answer(message))
-        if "raised" in message:
-            raise wire.rebuild(message["raised"], {})
-        return wire.accept(message, (*args, *kwargs.values()), _references)
+        return wire.accept(message, args, kwargs, _references)
 
     return call
 

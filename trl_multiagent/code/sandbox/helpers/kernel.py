@@ -88,7 +88,7 @@ def spare_user() -> int:
     Returns a user id that no other process has. The kernel limits threads by user, so every zygote gets a user of its
     own.
     """
-    extents = [[int(field) for field in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    extents = [[*map(int, line.split())] for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(extents, key=lambda extent: extent[2])
     low, high = first + count // 2, first + count
     if high > 0x7FFFFFFF:
@@ -230,7 +230,7 @@ def restrict_files(readable: list[str], writable: Sequence[str] = ()) -> None:
     version = _check(_libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock")
     rights = (1 << 13) - 1
     for since, right in ((2, 13), (3, 14), (5, 15)):
-        rights |= (1 << right) if version >= since else 0
+        rights |= (version >= since) << right
     ruleset = struct.pack("Q", rights) + struct.pack("Q", 3) * ((version >= 4) + (version >= 6))
     fd = _check(_libc.syscall(_CREATE_RULESET, ruleset, ctypes.c_size_t(len(ruleset)), 0), "landlock")
     for path in (*readable, *writable):

@@ -11,7 +11,6 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
 from typing import Any
 
 from . import wire
@@ -69,15 +68,14 @@ class Clock:
 
     Args:
         limit (`float`): Seconds that a check may take. The time between looks is a small part of it.
-        ask_candidate (`Callable[[], dict]`): Gives what the candidate did since the last call (see `zygote.Usage`).
-        own_times (`int`): Open `schedstat` file of this process.
+        config (`dict`): Has the socket of the zygote, which says what the candidate did since the last look (see
+            `zygote.Usage`), and the open `schedstat` file of this process.
     """
 
-    def __init__(self, limit: float, ask_candidate: Callable[[], dict], own_times: int):
+    def __init__(self, limit: float, config: dict):
         self.limit = limit
         self.interval = min(0.05, limit / 20)
-        self.ask_candidate = ask_candidate
-        self.own_times = own_times
+        self.config = config
         self.total = 0.0  # of all checks and of the code between them
         self.begin()
         self.start_candidate()
@@ -101,7 +99,7 @@ class Clock:
     def look(self) -> int:
         """Advances the clock and returns the number of the candidate's threads."""
         own = self._own()
-        candidate, now = self.ask_candidate(), time.monotonic()
+        candidate, now = ask_zygote(self.config["control"], b"S"), time.monotonic()
         since = now - self.looked
         computed = candidate["computed"] + max(0.0, own[0] - self.own[0] - POLL_SECONDS)
         waited = candidate["waited"] + own[1] - self.own[1]
@@ -118,8 +116,9 @@ class Clock:
 
     def _own(self) -> tuple[float, float]:
         """Seconds of processor time of this process, and seconds that it waited for a core."""
-        os.lseek(self.own_times, 0, os.SEEK_SET)
-        return time.process_time(), int(os.read(self.own_times, 100).split()[1]) / 1e9
+        times = self.config["own_times"]
+        os.lseek(times, 0, os.SEEK_SET)
+        return time.process_time(), int(os.read(times, 100).split()[1]) / 1e9
 
 
 class Process:
@@ -196,7 +195,7 @@ class Process:
         self.poll.register(self.socket, event)
         while True:
             ready = self.poll.poll(max(0.0, self.evaluation.clock.until_next_look()) * 1000)
-            if any(fd == self.evaluation.config["jobs"].fileno() for fd, _ in ready):
+            if self.evaluation.config["jobs"].fileno() in dict(ready):
                 os._exit(0)  # the trainer has ended; the zygote then ends the candidates
             self.evaluation.look_when_due()
             if ready:

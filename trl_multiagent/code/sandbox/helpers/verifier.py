@@ -21,7 +21,7 @@ from typing import Any
 
 from . import kernel, wire
 from .ablation import Ablation
-from .process import CheckLost, Clock, Died, GiveUp, Process, SandboxFault, StepLost, Timeout, ask_zygote, outcome
+from .process import CheckLost, Clock, Died, GiveUp, Process, SandboxFault, StepLost, Timeout, outcome
 from .unittests import TestMethods
 from .wire import DataOnly, Inbox, References, WireError
 
@@ -106,7 +106,6 @@ class Evaluation:
     def __init__(self, job: dict, config: dict):
         self.job = job
         self.config = config
-        self.timeout = min(config["check_timeout"], job["check_timeout"] or config["check_timeout"])
         self.definitions = _result("not_run")
         self.results = [_result("not_run", source) for source in job["sources"]]
         self.watch = [] if job["helper"] else job["watch"]  # what the program's process counts calls of
@@ -124,7 +123,7 @@ class Evaluation:
         self.helper: Any = None  # the process of the program's helper
         self.ablation = Ablation(job["experiment"], self._ask_helper) if job["helper"] else None
         self.begun = time.monotonic()
-        self.clock = Clock(self.timeout, lambda: ask_zygote(config["control"], b"S"), config["own_times"])
+        self.clock = Clock(min(config["check_timeout"], job["check_timeout"] or config["check_timeout"]), config)
         self.lost_steps = {number: outcome for number, *outcome in job["lost_steps"]}
         self.step = config["progress"][0]  # number of asserts and calls that began and of asserts that ended
         self.timeouts = 0
@@ -166,9 +165,9 @@ class Evaluation:
     def _repeat_calls(self, ablation: Ablation) -> None:
         """Has a new process of the helper answer the calls of the control again."""
         ablation.unfit = True  # unless the helper answers again
-        self.timeout = self.clock.limit = self.timeout * 2 * len(self.results)  # for all calls together
+        self.clock.limit *= 2 * len(self.results)  # for all calls together
         self.clock.start_candidate()
-        self._begin_limit(self.timeout)
+        self._begin_limit(self.clock.limit)
         try:
             self._start_helper()
             ablation.repeat()
@@ -234,7 +233,7 @@ class Evaluation:
     def begin_check(self, index: int) -> None:
         if not self.pending:  # an assert in a function that the candidate calls belongs to the check that runs already
             self.counter = self.calls_of_checks[index]
-            self._begin_limit(self.timeout)
+            self._begin_limit(self.clock.limit)
         self._next_step(CheckLost)
 
     def _end_check(self, index: int, value: object, error: BaseException | None = None) -> None:
@@ -287,7 +286,7 @@ class Evaluation:
         try:
             self.clock.start_candidate()
             program = {name: self.job[name] for name in ("source", "entry_point", "unittest", "folder")}
-            program |= {"watch": self.watch, "objects": self.job["unittest"], "called": "", "is_helper": False}
+            program |= {"watch": self.watch, "called": "", "is_helper": False}
             if self.ablation:
                 self._start_helper()
                 self.references.number(self.ablation.call)
@@ -305,7 +304,7 @@ class Evaluation:
         """Forks a candidate that runs the helper's definitions, and then answers calls of the watched function."""
         self.helper = Process(self, 1, DataOnly())
         program = {"source": self.job["helper"], "entry_point": self.job["watch"][0], "watch": (), "is_helper": True}
-        self._define(self.helper, program | {"unittest": False, "folder": False, "objects": True, "called": ""})
+        self._define(self.helper, program | {"unittest": False, "folder": False, "called": ""})
 
     def _define(self, process: Process, program: dict) -> Any:
         """Has a process run a program's definitions. Returns the calls of watched functions that it reports."""
@@ -330,15 +329,15 @@ class Evaluation:
         if isinstance(error, Timeout):
             self.timeouts += 1
             if self.job["check_timeout"]:  # a program that loops once probably loops again
-                self.timeout /= 2
-                self.clock.limit = self.timeout
+                self.clock.limit /= 2
             self.end_candidate()
         elif isinstance(error, StepLost):
             self.end_candidate()
         elif isinstance(error, (Died, WireError)):
             self.ended_candidates += 1
-            self.suspicious.add("ended its process" if isinstance(error, Died) else "broke the protocol")
-            self.end_candidate(b"D" if isinstance(error, Died) else b"K")
+            died = isinstance(error, Died)
+            self.suspicious.add("ended its process" if died else "broke the protocol")
+            self.end_candidate(b"D" if died else b"K")
         elif type(error).__name__ in ("SystemExit", "KeyboardInterrupt", "GeneratorExit"):
             self.suspicious.add("tried to exit")
 
@@ -369,7 +368,7 @@ class Evaluation:
         self._count_calls(answer.get("calls"))
         if "raised" in answer:
             raise self._raised(answer)
-        return wire.accept(answer, (*args, *kwargs.values()), self.references)
+        return wire.accept(answer, args, kwargs, self.references)
 
     def _ask_helper(self, question: dict) -> dict:
         """Returns the helper's answer to a call, which is not decoded."""
@@ -433,9 +432,7 @@ class Evaluation:
     def _call_back(self, request: dict, references: References) -> dict:
         """Calls a function that the checks passed to the candidate."""
         try:
-            args, kwargs = wire.decode_call(request, references)
-            value = references.own_object(request["call"])(*args, **kwargs)
-            return wire.answer_call(value, request, (*args, *kwargs.values()), references)
+            return wire.answer_call(request, references)
         except Exception as error:
             return {"raised": wire.describe(error)}
 
@@ -450,11 +447,11 @@ class Evaluation:
             return
         self.config["progress"][1] += 1  # shows the trainer that this process is alive
         threads = self.clock.look()
-        if self.clock.spent >= self.timeout:
-            raise Timeout(f"no answer within {self.timeout:g} s")
+        if self.clock.spent >= self.clock.limit:
+            raise Timeout(f"no answer within {self.clock.limit:g} s")
         if threads > 2 + kernel.MAX_THREADS:
             raise WireError(f"more than {kernel.MAX_THREADS} threads")
-        if time.monotonic() - self.clock.begun > 60 + MAX_SLOWDOWN * self.timeout:
+        if time.monotonic() - self.clock.begun > 60 + MAX_SLOWDOWN * self.clock.limit:
             raise SandboxFault("a program was not given enough of a core")
 
 

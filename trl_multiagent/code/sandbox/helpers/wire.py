@@ -16,7 +16,7 @@ import re
 import struct
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -99,9 +99,15 @@ def _at_most(bits: int, numbers: list[int]) -> list[int]:
     return numbers
 
 
-def _integers(bits: int, read: Callable[[Any], list[int]], make: Callable[..., Any]) -> Codec:
-    """Returns a value made of integers of so many bits."""
-    return lambda value: _at_most(bits, read(value)), lambda parts: make(
+def _fields(kind: type, *names: str) -> Callable[[Any], list]:
+    """Returns a function that reads these fields of a built-in type."""
+    return lambda value: [getattr(kind, name).__get__(value) for name in names]
+
+
+def _integers(bits: int, kind: type, *names: str) -> Codec:
+    """Returns a value made of integers of so many bits, which are its fields with these names."""
+    read = _fields(kind, *names)
+    return lambda value: _at_most(bits, read(value)), lambda parts: kind(
         *_at_most(bits, _typed(parts, *[int] * len(parts)))
     )
 
@@ -171,24 +177,15 @@ _PLAIN: dict[type, Codec] = {  # type: (its parts, the value that they make)
     ),
     bytes: _one(str, bytes.hex, bytes.fromhex),
     bytearray: _one(str, bytearray.hex, bytearray.fromhex),
-    complex: (
-        lambda value: [complex.real.__get__(value), complex.imag.__get__(value)],
-        lambda parts: complex(*_typed(parts, float, float)),
-    ),
-    range: _integers(MAX_BOUND, lambda value: [value.start, value.stop, value.step], range),
-    slice: (lambda value: [value.start, value.stop, value.step], lambda parts: slice(*parts)),
+    complex: (_fields(complex, "real", "imag"), lambda parts: complex(*_typed(parts, float, float))),
+    range: _integers(MAX_BOUND, range, "start", "stop", "step"),
+    slice: (_fields(slice, "start", "stop", "step"), lambda parts: slice(*parts)),
     Decimal: _one(str, _decimal_text, _decimal),
-    Fraction: _integers(
-        MAX_RATIO, lambda value: [Fraction.numerator.fget(value), Fraction.denominator.fget(value)], Fraction
-    ),
+    Fraction: _integers(MAX_RATIO, Fraction, "numerator", "denominator"),
     date: _one(str, date.isoformat, date.fromisoformat),
     datetime: _moment(datetime, len("2024-01-02T03:04:05.000006")),
     time: _moment(time, len("03:04:05.000006")),
-    timedelta: _integers(
-        MAX_BOUND,
-        lambda value: [getattr(timedelta, name).__get__(value) for name in ("days", "seconds", "microseconds")],
-        timedelta,
-    ),
+    timedelta: _integers(MAX_BOUND, timedelta, "days", "seconds", "microseconds"),
     timezone: (timezone.__getinitargs__, lambda parts: timezone(*parts)),
 }
 _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, build) in _PLAIN.items()} | {
@@ -352,33 +349,35 @@ def encode(value: Any, references: References) -> Any:
         raise RuntimeError(f"the value is too large or nested too deeply to leave the sandbox: {error}") from None
 
 
-def encode_call(function: int, args: Sequence, kwargs: dict[str, Any], references: References) -> dict[str, Any]:
+def encode_call(function: int, args: Sequence, kwargs: Mapping, references: References) -> dict[str, Any]:
     """Returns the message that asks the other side to call its function of that number."""
     named = {name: encode(value, references) for name, value in kwargs.items()}
     return {"call": function, "args": [encode(value, references) for value in args], "kwargs": named}
 
 
-def decode_call(message: Any, references: References) -> tuple[list, dict[str, Any]]:
-    """Positional and keyword arguments of a call."""
-    args = [decode(value, references) for value in message["args"]]
-    return args, {name: decode(value, references) for name, value in message["kwargs"].items()}
-
-
-def answer_call(value: Any, question: dict, arguments: Sequence, references: References) -> dict[str, Any]:
+def answer_call(question: dict, references: References) -> dict[str, Any]:
     """
-    Returns what is sent of a call: its value, and which of its arguments, in the order of the question, it changed.
+    Makes a call that the other side asks for. Returns what is sent of it: its value, and which of its arguments, in
+    the order of the question, it changed.
     """
+    args = [decode(value, references) for value in question["args"]]
+    kwargs = {name: decode(value, references) for name, value in question["kwargs"].items()}
+    value = references.own_object(question["call"])(*args, **kwargs)
     answer = {"value": encode(value, references), "changed": []}
     sent = (*question["args"], *question["kwargs"].values())
-    for number, argument in enumerate(arguments):
+    for number, argument in enumerate((*args, *kwargs.values())):
         if type(argument) in MUTABLE and (new := encode(argument, references)) != sent[number]:
             answer["changed"].append([number, new])
     return answer
 
 
-def accept(answer: dict, arguments: Sequence, references: References) -> Any:
-    """Makes the changes of the arguments of a call on this side, too, and returns its value."""
-    value = decode(answer["value"], references)
+def accept(answer: dict, args: Sequence, kwargs: Mapping[str, Any], references: References) -> Any:
+    """
+    Makes the changes of the arguments of a call on this side, too, and returns its value, or raises what it raised.
+    """
+    if "raised" in answer:
+        raise rebuild(answer["raised"], {})
+    arguments, value = (*args, *kwargs.values()), decode(answer["value"], references)
     for number, new in answer["changed"]:
         target, after = arguments[number], decode(new, references)
         if type(after) not in MUTABLE or not isinstance(target, type(after)):

@@ -55,14 +55,13 @@ ABSENT = ("_hashlib", "_ssl", "ssl")  # OpenSSL is large, and asyncio and hashli
 def main(control_fd: int, config: dict) -> None:
     """Body of the zygote's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    control = socket.socket(fileno=control_fd)
-    load_modules(config["layers"])
+    control, layers = socket.socket(fileno=control_fd), config["layers"]
+    load_modules(layers)
     sys.meta_path[:] = sys.meta_path[:2]  # built-in and frozen modules: no other import touches a file
     sys.path.clear()
     sys.argv[:] = [""]
     own_size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = {resource.RLIMIT_AS: own_size + config["memory_mb"] * (1 << 20), resource.RLIMIT_NOFILE: 32}
-    layers = config["layers"]
     try:
         kernel.lock_down("zygote", layers, limits, ["/proc"] if "seccomp" in layers else [])
     except OSError as error:
@@ -81,7 +80,7 @@ def main(control_fd: int, config: dict) -> None:
     socket.send_fds(control, [b'{"ready": true}'], roots)
     for root in roots:
         os.close(root)
-    _serve(control, config["layers"], max_tasks)
+    _serve(control, layers, max_tasks)
 
 
 def load_modules(layers: list[str]) -> None:
