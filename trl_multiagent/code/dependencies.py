@@ -36,10 +36,29 @@ def names_in(*nodes: ast.AST) -> set[str]:
     return {inner.id for node in nodes for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
+def first_line(node: ast.stmt) -> int:
+    """Returns the index of a statement's first line, decorators included."""
+    return min(one.lineno for one in (node, *getattr(node, "decorator_list", ()))) - 1
+
+
+def depth(node: ast.AST) -> int:
+    """Returns the number of levels of a syntax tree. Raises `RecursionError` if there are too many to count."""
+    return 1 + max(map(depth, ast.iter_child_nodes(node)), default=0)
+
+
+def called_name(node: ast.AST | None) -> str | None:
+    """Returns the name that a node calls, if it is a call and what it calls has a name."""
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+
+
+def bound_names(module: symtable.SymbolTable) -> set[str]:
+    """Returns the names that a module binds at its top level."""
+    return {one.get_name() for one in module.get_symbols() if one.is_assigned() or one.is_imported()}
+
+
 def all_tables(source: str) -> list[symtable.SymbolTable]:
     """Returns the symbol tables of a module, which comes first, and of the functions and classes in it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes
+    with warnings.catch_warnings(action="ignore"):  # invalid escapes
         tables = [symtable.symtable(source, "<source>", "exec")]
     for table in tables:
         tables += table.get_children()
@@ -83,7 +102,7 @@ class Statement:
             self.binds = {getattr(node, "name", "")}
             return
         if not isinstance(node, ast.AnnAssign) or node.value is not None:
-            self.binds = {one.get_name() for one in module.get_symbols() if one.is_assigned() or one.is_imported()}
+            self.binds = bound_names(module)
         self.declares = {
             symbol.get_name()
             for table in inner

@@ -30,6 +30,7 @@ from trl_multiagent.code.dependencies import (
     SETTING,
     Module,
     Statement,
+    first_line,
     own_nodes,
 )
 
@@ -52,8 +53,7 @@ RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re
 def _parse(source: str) -> tuple[ast.Module | None, str]:
     """Returns the tree and an empty text, or None and the error message."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes
+        with warnings.catch_warnings(action="ignore"):  # invalid escapes
             return ast.parse(source), ""
     except SyntaxError as error:
         return None, f"line {error.lineno}, column {error.offset}: {error.msg}"
@@ -125,14 +125,14 @@ def read_function(answer: str, name: str) -> Code:
         node = ast.increment_lineno(ast.parse(method).body[0], len(lines) - 1)
         statements.append(Statement(node, method))
     module = Module(statements, name)
-    nodes = [statement.node for statement in module.statements]
+    nodes = [statement.node for statement in statements]
     places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
     imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
     roots = {name, SETTING}
-    kept = {*places, *module.needs(roots.union(*(module.statements[k].binds for k in places)), only_last=False)}
+    kept = {*places, *module.needs(roots.union(*(statements[k].binds for k in places)), only_last=False)}
     # Imports from `__future__` have to come first
     order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
-    source = "\n".join(module.statements[k].text for k in order)
+    source = "\n".join(statements[k].text for k in order)
     needed = module.needs(roots, only_last=True)
     own = _text_length(lines, [nodes[k] for k in {*needed, *imports}])
     binder = nodes[module.binders[name][-1]] if module.binders[name] else None
@@ -144,21 +144,20 @@ def read_function(answer: str, name: str) -> Code:
     if broken and not defined:
         source = f"{source}\n\n\n{broken}".strip("\n")
         error, needed, own = _parse(source)[1], [], _visible_length(broken)
-        header = asked.search(broken)
-        assert header is not None
-        defined = _parse(f"{header.group()} ...")[0] is not None
+        (header, *_) = asked.findall(broken)
+        defined = _parse(f"{header} ...")[0] is not None
         has_result = defined and RESULT.search(broken) is not None
     problem = f"`{name}` does not return a value" if defined else f"there is no function `{name}`"
     examples = _text_length(lines, [nodes[k] for k in module.examples])
     return Code(
         source,
         error,
-        [module.statements[place] for place in sorted(kept)],
+        [statements[k] for k in sorted(kept)],
         defined,
         function,
         is_opaque,
         "" if has_result else problem,
-        [module.statements[place] for place in needed],
+        [statements[k] for k in needed],
         share=min(1.0, own / max(1, visible - min(own, examples))) if defined else 0.0,
         found=bool(error) or any(map(_is_code, tree.body)),
     )
@@ -246,17 +245,12 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
 
 def _segment(lines: list[bytes], node: ast.stmt) -> str:
     """Returns the text of a statement."""
-    segment = lines[_first_line(node) : node.end_lineno]
+    segment = lines[first_line(node) : node.end_lineno]
     segment[-1] = segment[-1][: node.end_col_offset]
-    if _first_line(node) == node.lineno - 1:
+    if first_line(node) == node.lineno - 1:
         segment[0] = segment[0][node.col_offset :]
     space = "\n\n" if isinstance(node, DEFINITIONS) else ""
     return space + b"\n".join(segment).decode(errors="surrogatepass")
-
-
-def _first_line(node: ast.stmt) -> int:
-    """Returns the index of a statement's first line, decorators included."""
-    return min(one.lineno for one in (node, *getattr(node, "decorator_list", ()))) - 1
 
 
 def _text_length(lines: list[bytes], nodes: Iterable[ast.stmt]) -> int:
@@ -269,7 +263,7 @@ def _text_length(lines: list[bytes], nodes: Iterable[ast.stmt]) -> int:
         last = node.end_lineno or 0
         while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
             last += 1
-        texts.add(b"\n".join(lines[_first_line(node) : last]).strip().decode(errors="surrogatepass"))
+        texts.add(b"\n".join(lines[first_line(node) : last]).strip().decode(errors="surrogatepass"))
     return _visible_length("".join(texts))
 
 

@@ -1,4 +1,4 @@
-"""What tasks of other packages share: items that are seeds, and random numbers of their own."""
+"""What tasks share, mostly those of other packages: items that are seeds, and random numbers of their own."""
 
 import importlib.util
 import random
@@ -61,6 +61,7 @@ class Seeds(DatasetSource):
 
 
 def load_datasets(settings: TaskSettings) -> Datasets:
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with `load` of the section."""
     rows = settings.sections["dataset"]
     return rows.load_splits(rows.load)
 

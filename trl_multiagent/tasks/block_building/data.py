@@ -12,7 +12,6 @@ from pathlib import Path
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     Dataset,
-    Datasets,
     make_dataset,
     read_file,
     select_rows,
@@ -29,6 +28,7 @@ from trl_multiagent.tasks.block_building.environment import (
     BlockBuildingEnvironment,
     read_target,
 )
+from trl_multiagent.tasks.seeded import load_datasets
 
 
 DEMO = "demo"
@@ -170,6 +170,10 @@ class BlockDataset(DatasetSource):
     def kind(self) -> str:
         return HOUSES if HOUSES in (self.name, self.type) else WALLS
 
+    def load(self, split: str | None) -> Dataset:
+        """Loads the rows of a split. Raises `ValueError` if a row or the split is malformed."""
+        return load_block_dataset(self.name or WALLS, split, self.kind, self.spacing, self.local_z)
+
 
 @dataclass
 class Feedback:
@@ -203,19 +207,6 @@ def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
     if dataset.name == DEMO:
         more["palettes"] = own.palettes or DEMO_PALETTES
     return BlockBuildingEnvironment(dataset.kind, num_agents=settings.num_agents, **more)
-
-
-def load_datasets(settings: TaskSettings) -> Datasets:
-    """
-    Loads the training set and, if there is an `eval_split`, the evaluation set. Raises `ValueError` if a row or a
-    split is malformed.
-    """
-    dataset: BlockDataset = settings.sections["dataset"]
-
-    def load(split: str | None) -> Dataset:
-        return load_block_dataset(dataset.name or WALLS, split, dataset.kind, dataset.spacing, dataset.local_z)
-
-    return dataset.load_splits(load)
 
 
 TASK = Task(

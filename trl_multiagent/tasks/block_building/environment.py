@@ -116,7 +116,7 @@ class Command(Box):
 
     def __str__(self) -> str:
         name, numbers = ("setblock", self.low) if self.size == 1 else ("fill", (*self.low, *self.high))
-        return f"/{name} {' '.join(map(str, numbers))} {self.block}"
+        return f"/{name} {spaced(*numbers)} {self.block}"
 
 
 @dataclass
@@ -147,7 +147,7 @@ def read_orders(
     air. Only the first `max_commands` count. If the agent has a limited `stock` of each kind of block, a command that
     needs more is refused. The work is bounded, whatever the answer is.
     """
-    orders, left = Orders(), dict(stock or {})
+    orders, left = Orders(), Counter(stock or {})
     for line in answer[:MAX_CHARS].lower().splitlines():
         text = PREFIX.sub("", line, count=1) if len(line) <= MAX_LINE else ""
         if not text.startswith(("setblock", "fill", "kill")):
@@ -159,13 +159,12 @@ def read_orders(
             orders.kills = True
         elif command is None or command.low not in target or command.high not in target:
             orders.refused += 1
-        elif command.block == AIR:
-            orders.commands.append(command)
         else:
             kind = ANY if ANY in left else command.block
-            if command.block in palette and (stock is None or command.size <= left.get(kind, 0)):
+            cost = 0 if stock is None or command.block == AIR else command.size
+            if command.block in (AIR, *palette) and cost <= left[kind]:
                 orders.commands.append(command)
-                left[kind] = left.get(kind, 0) - command.size
+                left[kind] -= cost
             else:
                 orders.refused += 1
     return orders
@@ -268,12 +267,14 @@ def commands_of(target: Target, palettes: Palettes, role: str) -> list[Command]:
 
 
 UNSEEN = "You cannot see each other's answers."
-WALL_RULES = (
-    "Build on every # and nowhere else. Any block will do.",
-    "Blocks that touch must not look alike. The last word of a block's name says what it looks like.",
-    "Use each of your blocks.",
-)
-HOUSE_RULES = ("Every place must have exactly the right block.",)
+RULES = {
+    WALLS: (
+        "Build on every # and nowhere else. Any block will do.",
+        "Blocks that touch must not look alike. The last word of a block's name says what it looks like.",
+        "Use each of your blocks.",
+    ),
+    HOUSES: ("Every place must have exactly the right block.",),
+}
 FORM = (
     "One command per line: `/setblock x y z block`, or `/fill x1 y1 z1 x2 y2 z2 block` for a box.",
     "The block air empties a place.",
@@ -296,8 +297,9 @@ def describe_target(target: Target, draw: bool) -> str:
     elif draw:
         (x_range, y_range, _), z = target.ranges, target.low[2]
         head = f"The wall, with a # for each block. x goes from {x_range[0]} to {x_range[-1]}, and z is {z}."
-        rows = {y: [ANY if (x, y, z) in target.blocks else "." for x in x_range] for y in reversed(y_range)}
-        lines = [f"y={y} {''.join(row)}" for y, row in rows.items()]
+        lines = [
+            f"y={y} " + "".join(ANY if (x, y, z) in target.blocks else "." for x in x_range) for y in reversed(y_range)
+        ]
     else:
         head = "The wall, as places x y z of a #:"
         lines = [spaced(*place) for place in sorted(target.blocks, key=lambda place: (-place[1], place[0]))]
@@ -378,8 +380,10 @@ class BlockBuildingEnvironment(Environment):
         spider: Mapping[str, int] | None = None,
         count_air: bool = True,
     ):
-        given = {role: map(block_id, own) for role, own in (palettes or PALETTES[kind]).items()}
-        self.palettes = {role: tuple(block for block in own if block != AIR) for role, own in given.items()}
+        self.palettes = {
+            role: tuple(block for block in map(block_id, own) if block != AIR)
+            for role, own in (palettes or PALETTES[kind]).items()
+        }
         if num_agents == 1:
             self.palettes = {SOLO: tuple(dict.fromkeys(block for own in self.palettes.values() for block in own))}
         if len(self.palettes) != num_agents or not all(self.palettes.values()):
@@ -413,11 +417,8 @@ class BlockBuildingEnvironment(Environment):
 
     def first_prompt(self, role: str, target: Target) -> str:
         """Returns an agent's first prompt: the target, the agent's blocks and the rules."""
-        partners, stock, blocks = (
-            [name for name in self.roles if name != role],
-            self.stock(target),
-            self.palettes[role],
-        )
+        partners = [name for name in self.roles if name != role]
+        stock, blocks = self.stock(target), self.palettes[role]
         team = f"You are {role}. You build this with {' and '.join(partners)}. {UNSEEN}\n\n" if partners else ""
         if stock is None:
             own = ", ".join(blocks)
@@ -425,14 +426,13 @@ class BlockBuildingEnvironment(Environment):
             own = f"{', '.join(blocks)} ({stock[ANY]} in all)"
         else:
             own = ", ".join(f"{block} ({stock.get(block, 0)})" for block in blocks)
-        lines = [*(WALL_RULES if self.kind == WALLS else HOUSE_RULES), *FORM]
-        lines.append(f"At most {self.num_commands(role)} commands count.")
-        if spiders := self.spiders["num"]:
-            lines.append(f"There are {spiders} spiders. One `/kill` of anybody drives them away.")
-        rules = (
-            "\n" + "".join(f"- {line}\n" for line in [*lines, "Answer with commands alone."]) if self.explain else ""
-        )
-        return f"{team}{describe_target(target, self.draw)}\n\nYour blocks: {own}\n{rules}\nYour commands:\n"
+        prompt = f"{team}{describe_target(target, self.draw)}\n\nYour blocks: {own}\n\n"
+        if self.explain:
+            lines = [*RULES[self.kind], *FORM, f"At most {self.num_commands(role)} commands count."]
+            if spiders := self.spiders["num"]:
+                lines.append(f"There are {spiders} spiders. One `/kill` of anybody drives them away.")
+            prompt += "".join(f"- {line}\n" for line in [*lines, "Answer with commands alone.\n"])
+        return f"{prompt}Your commands:\n"
 
     def later_prompt(self, role: str, target: Target, last: Outcome) -> str:
         """Returns an agent's prompt of a later turn, with what the mode tells of the last one."""
@@ -452,7 +452,7 @@ class BlockBuildingEnvironment(Environment):
     def num_commands(self, role: str) -> int:
         """Returns how many commands of an agent count."""
         share, rest = divmod(self.max_commands, len(self.roles))
-        return share + (rest if role == self.roles[0] else 0)
+        return share + rest * (role == self.roles[0])
 
     def stock(self, target: Target) -> Mapping[str, int] | None:
         """
@@ -491,12 +491,16 @@ class BlockBuildingEnvironment(Environment):
         return min(1.0, sum(rng.randint(low, max(low, high)) for _ in range(number)) / health)
 
 
-def wall_metrics(target: Target, built: Built, palettes: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def wall_metrics(target: Target, built: Built, palettes: Palettes) -> dict[str, float]:
     """Returns the reward of a wall, and its parts."""
     wanted, blocks = target.blocks.keys(), {place: block for place, (block, _) in built.items()}
     covered, extra = len(wanted & blocks.keys()), len(blocks.keys() - wanted)
-    neighbours = [(blocks.get((x + 1, y, z)), blocks.get((x, y + 1, z))) for x, y, z in blocks]
-    pairs = [(a, b) for a, near in zip(blocks.values(), neighbours, strict=True) for b in near if b is not None]
+    pairs = [
+        (block, blocks[near])
+        for (x, y, z), block in blocks.items()
+        for near in ((x + 1, y, z), (x, y + 1, z))
+        if near in blocks
+    ]
     same = sum(texture(a) == texture(b) for a, b in pairs)
     metrics = {
         "covered": covered / len(wanted),

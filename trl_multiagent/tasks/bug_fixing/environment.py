@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, called_name, depth
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_function
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
@@ -218,9 +218,8 @@ def program(item: dict, source: str, *tests: str) -> Program:
 
 
 def run_groups(run: Callable[[list[Program]], list[Verdict]], groups: list[list[Program]]) -> list[list[Verdict]]:
-    """Runs the programs of all groups, if there are any, at the same time. Returns the verdicts of each group."""
-    programs = [program for group in groups for program in group]
-    verdicts = iter(run(programs) if programs else ())
+    """Runs the programs of all groups at the same time. Returns the verdicts of each group."""
+    verdicts = iter(run([program for group in groups for program in group]))
     return [[next(verdicts) for _ in group] for group in groups]
 
 
@@ -297,18 +296,12 @@ def read_test(line: str, entry_point: str) -> tuple[str, Any]:
     """
     if not line.startswith("assert") or len(line) > MAX_CHARS:
         raise ValueError(line)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as those about escapes in strings
+    with warnings.catch_warnings(action="ignore"):  # such as those about escapes in strings
         (node,) = ast.parse(line).body
     if not isinstance(node, ast.Assert) or depth(node) > MAX_DEPTH or not is_plain(node.test, entry_point):
         raise ValueError(line)
     (call,) = calls_in(node.test, entry_point)
     return f"assert {ast.unparse(node.test)}", call
-
-
-def depth(node: ast.AST) -> int:
-    """Returns the number of levels of a syntax tree."""
-    return 1 + max(map(depth, ast.iter_child_nodes(node)), default=0)
 
 
 def is_plain(test: ast.expr, entry_point: str) -> bool:
@@ -350,9 +343,7 @@ def tests_metrics(item: dict, tests: Sequence[str], results: Sequence[Verdict]) 
 
 def calls_in(tree: ast.AST, *names: str) -> list[Any]:
     """Returns the arguments of all calls of functions. Raises `ValueError` if one is no literal."""
-    calls = [
-        x for x in ast.walk(tree) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name) and x.func.id in names
-    ]
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and called_name(node) in names]
     try:
         return [[as_lists(ast.literal_eval(argument)) for argument in call.args] for call in calls]
     except TypeError as error:  # a list as an element of a set, for example

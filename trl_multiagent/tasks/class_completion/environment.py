@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS
+from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, all_tables, bound_names, depth
 from trl_multiagent.code.extraction import read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
@@ -245,8 +245,8 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         verdicts = self.runner.run([*map(program_of, items, answers, divisions)])
         outcomes = []
         for item, own, division, verdict in zip(items, answers, divisions, verdicts, strict=True):
-            asked = [(answer, name) for answer, names in zip(own, division, strict=True) for name in names]
-            missing = [name for answer, name in asked if name not in answer.methods]
+            pairs = zip(own, division, strict=True)
+            missing = [name for answer, names in pairs for name in names if name not in answer.methods]
             metrics = class_metrics(item, verdict, own, missing)
             reward = metrics["total_reward"] = metrics[f"{self.kind}_reward"]
             outcomes.append(Outcome(reward, metrics, (verdict, missing), verdict.columns()))
@@ -287,7 +287,7 @@ def read_class(completion: str, class_name: str) -> Answer:
         if node in tree.body and first not in ("self", "cls") and not node.decorator_list:
             answer.outside.add(node.name)
     imports = [node for node in tree.body if isinstance(node, IMPORTS)]
-    answer.imports += [node for node in imports if not ast.unparse(node).startswith("from __future__ ")]
+    answer.imports += [node for node in imports if getattr(node, "module", "") != "__future__"]
     return answer
 
 
@@ -296,12 +296,9 @@ def can_be_written(node: ast.AST) -> bool:
     Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
     hexadecimal number of more than 4,300 decimal digits.
     """
-    level = [node]
-    for _ in range(MAX_DEPTH):
-        level = [child for parent in level for child in ast.iter_child_nodes(parent)]
     with contextlib.suppress(*PARSE_ERRORS):
         ast.unparse(node)
-        return not level
+        return depth(node) <= MAX_DEPTH
     return False
 
 
@@ -317,8 +314,7 @@ def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str
     tree = ast.parse(item["skeleton"])
     owner = find_class(tree, item["class_name"])
     assert owner is not None  # the dataset has no other skeletons
-    taken = {node.name for node in functions_of(owner)} | {item["class_name"]}
-    taken |= {x.asname or x.name for node in tree.body if isinstance(node, IMPORTS) for x in node.names}
+    taken = bound_names(all_tables(item["skeleton"])[0]).union(node.name for node in functions_of(owner))
     imports, beside = [*ast.parse(item["imports"]).body], []
     written: dict[str, ast.FunctionDef] = {}
     for answer, names in zip(answers, division, strict=True):

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from trl_multiagent.code.dependencies import FUNCTIONS, PARSE_ERRORS, all_tables, names_in
+from trl_multiagent.code.dependencies import FUNCTIONS, IMPORTS, PARSE_ERRORS, all_tables, bound_names, names_in
+from trl_multiagent.code.extraction import join_sources
 from trl_multiagent.code.sandbox.program import read_asserts
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import (
@@ -21,6 +22,7 @@ from trl_multiagent.environments.dataset_rows import (
     check_name,
     kind_of,
     load_rows,
+    make_dataset,
     read_file,
     select_rows,
 )
@@ -73,11 +75,10 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
             row (counted from 1) and the field. Also if the `type` is unknown, or the `split` selects no rows.
         FileNotFoundError: a local file does not exist.
     """
-    import datasets  # takes a second to import, and `--help` does not need it
-
     if type not in (None, *DATASET_TYPES):
         raise ValueError(f"Unknown dataset type {type!r}: expected one of {', '.join(DATASET_TYPES)}.")
-    if name.endswith(LOCAL_SUFFIXES):
+    is_local = name.endswith(LOCAL_SUFFIXES)
+    if is_local:
         rows, source = read_file(Path(name)), name
     else:
         config = "sanitized" if name == "google-research-datasets/mbpp" else None
@@ -88,10 +89,8 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
     if "test_list" in rows[0]:  # as in MBPP, whatever the type: the peer's files give it others
         test_field = "test_list"
         rows = [mbpp_row(row, f"{source}, row {number}") for number, row in enumerate(rows, 1)]
-    dataset = datasets.Dataset.from_list(_checked_rows(rows, source, test_field, num_agents))
-    if name.endswith(LOCAL_SUFFIXES):
-        dataset = select_rows(dataset, split, source)
-    return dataset
+    dataset = make_dataset(_checked_rows(rows, source, test_field, num_agents), source)
+    return select_rows(dataset, split, source) if is_local else dataset
 
 
 def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: int) -> list[dict]:
@@ -109,7 +108,7 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
             raise ValueError(f"{where}: field `prompt` is malformed: {error}.") from None
         if problem := unusable_test(row["test"], name):
             raise ValueError(f"{where}: field `{test_field}` {problem}.")
-        if num_agents == 2 and (name == AUX or AUX in bound_names(prefix)):
+        if num_agents == 2 and (name == AUX or AUX in bound_names(all_tables(prefix)[0])):
             field = "`entry_point` is" if name == AUX else "`prompt` defines"
             raise ValueError(f"{where}: field {field} `{AUX}`, which is the name of the helper in a team of two.")
     return [{field: row[field] for field in fields} for row in rows]
@@ -137,12 +136,6 @@ def unusable_test(test: str, entry_point: str) -> str:
     if not names_in(tree) & {"candidate", entry_point, *names}:
         return "never calls the candidate"
     return ""
-
-
-def bound_names(source: str) -> set[str]:
-    """Returns the names that a module defines at its top level."""
-    symbols = all_tables(source)[0].get_symbols()
-    return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
 # MBPP
@@ -174,24 +167,24 @@ def mbpp_row(row: dict, where: str) -> dict:
         raise ValueError(f"{where}: field `code` defines no function that every entry of `test_list` calls.")
     function = tested[-1]
 
-    imports = [node for node in code.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in code.body if isinstance(node, IMPORTS)]
     helpers = [node for node in code.body if node not in imports and node is not function]
     solution = function.body[1:] if ast.get_docstring(function) is not None else function.body
     function.body = [ast.Expr(ast.Constant(f" {row['prompt'].strip()}\n    "))]
-    needed_first = bool(names_in(function) & bound_names(_source(helpers)))
+    needed_first = bool(names_in(function) & bound_names(all_tables(_source(helpers))[0]))
     prompt = _source([function])
-    function.body = function.body + solution
+    function.body += solution
     body = _source([function]).removeprefix(prompt)
     for name in (node for test in asserts for node in ast.walk(test) if isinstance(node, ast.Name)):
         name.id = "candidate" if name.id == function.name else name.id
-    (check,) = (node for node in ast.parse("def check(candidate): pass").body if isinstance(node, ast.FunctionDef))
+    check: Any = ast.parse("def check(candidate): pass").body[0]
     check.body = [*asserts]
     return {
         "task_id": f"MBPP/{row['task_id']}",
-        "prompt": _sections(_source(imports), _source(helpers) if needed_first else "", prompt),
+        "prompt": join_sources(_source(imports), _source(helpers) if needed_first else "", prompt),
         "entry_point": function.name,
-        "canonical_solution": _sections(body.strip("\n"), "" if needed_first else _source(helpers)),
-        "test": _sections("\n".join(row["test_imports"]), _source([check])),
+        "canonical_solution": join_sources(body, "" if needed_first else _source(helpers)),
+        "test": join_sources("\n".join(row["test_imports"]), _source([check])),
     }
 
 
@@ -211,10 +204,6 @@ def _parsed(source: str, where: str) -> ast.Module:
 
 def _source(nodes: Sequence[ast.stmt]) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Module([*nodes], type_ignores=[]))).strip("\n")
-
-
-def _sections(*sources: str) -> str:
-    return "\n\n\n".join(source for source in sources if source) + "\n"
 
 
 # The sections of a run's settings
@@ -261,13 +250,10 @@ class External(ExpertSettings):
 
     def __post_init__(self) -> None:
         self.mode = OTHER_NAMES.get(self.mode, self.mode)
+        passes = self.external_prompt_passthrough not in (False, "0", "false", "no", "n", "off")
+        self.external_prompt_passthrough = passes
         if self.mode == EXPERT_EDITS:
             self.expert_endpoint()
-
-    @property
-    def passes_prompts_through(self) -> bool:
-        """Whether the prompt of a later turn is the feedback alone."""
-        return self.external_prompt_passthrough not in (False, "0", "false", "no", "n", "off")
 
 
 @dataclass
@@ -301,18 +287,17 @@ def make_environment(
     external, reward, limits = (settings.sections[name] for name in ("external", "reward", "sandbox"))
     roles = (AUX, MAIN) if settings.num_agents == 2 else (MAIN,)
     expert = Expert(external, roles, settings.run_folder) if external.mode == EXPERT_EDITS else None
-    sandbox = limits.make_checked_sandbox()
     return CodeGenerationEnvironment(
         num_agents=settings.num_agents,
         mode=external.mode,
         sandbox_slice=external.sandbox_slice,
         hidden_tests=external.hidden_tests,
-        external_prompt_passthrough=external.passes_prompts_through,
+        external_prompt_passthrough=external.external_prompt_passthrough,
         prompt_files=settings.sections["prompt_files"],
         reward_kind=reward.kind,
         collaboration=reward.collaboration,
         adaptive_timeout=limits.adaptive_timeout,
-        sandbox=sandbox,
+        sandbox=limits.make_checked_sandbox(),
         keep_suspicious=settings.run_folder / "suspicious_programs",
         first_prompts=first_prompts,
         warn_about_items=warn_about_items,

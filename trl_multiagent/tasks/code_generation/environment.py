@@ -69,7 +69,7 @@ class CodePrompts(PromptFiles):
 
     def feedback_of(self, role: str) -> OwnPrompt | None:
         """Returns the prompt that the user gave for a role's later turns."""
-        return self.prompts.get("aux_feedback" if role == AUX else "main_feedback", self.prompts.get("feedback"))
+        return self.prompts.get(f"{role}_feedback", self.prompts.get("feedback"))
 
 
 def signature(item: dict) -> str:
@@ -207,10 +207,12 @@ def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[
     if result.verdict is None:
         return ["- Tests: not run"]
     passed = sum(check.status == "passed" for check in checks)
+    share = f"{passed}/{len(checks)} passed"
     if not detailed:
         share = {len(checks): "all passed", 0: "none passed"}.get(passed, f"{passed} of {len(checks)} passed")
-        return [f"- Tests: {share if checks else 'none shown'}"]
-    lines = [f"- Tests: {f'{passed}/{len(checks)} passed' if checks else 'none shown'}"]
+    lines = [f"- Tests: {share if checks else 'none shown'}"]
+    if not detailed:
+        return lines
     if result.verdict.definitions.status != "passed":
         lines.append(f"  - The code does not load: {_reason(result.verdict.definitions)}")
         return lines
@@ -237,17 +239,6 @@ def _aux_usage(result: CodeResult) -> str:
         return "not called"
     ignored = result.ignored if result.called else analysis.drops_value  # only tests that pass tell more than the text
     return "called, but its result is not used" if ignored else "called, and its result is used"
-
-
-def shown_checks(checks: Sequence[Check], sandbox_slice: int, hidden_tests: int) -> Sequence[Check]:
-    """
-    Returns the checks that feedback is about: the first n, the last n if the slice is negative, all if it is 0. The
-    last `hidden_tests`, and those with the same source as one of them, are left out before.
-    """
-    end = max(0, len(checks) - hidden_tests)
-    hidden = {check.source for check in checks[end:]}
-    shown = [check for check in checks[:end] if check.source not in hidden]
-    return shown[sandbox_slice:] if sandbox_slice < 0 else shown[: sandbox_slice or None]
 
 
 # Turns
@@ -381,8 +372,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
     def _later_prompt(self, role: str, item: dict, history: History, edits: str | None) -> Prompt:
         """Returns an agent's prompt of a later turn, with what an expert proposes."""
         result, function = history[-1].outcome.info, function_of(role, item)
-        ran = result.verdict.checks if result.verdict else ()
-        checks = shown_checks(ran, self.sandbox_slice, self.hidden_tests)
+        checks = self._shown_checks(result.verdict.checks if result.verdict else ())
         lines = feedback_for(role, self.roles, self.mode, item, result, checks, edits)
         text, own_prompt = "\n".join(lines), self.prompt_files.feedback_of(role)
         if own_prompt is not None:
@@ -423,21 +413,29 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         for item, outcome in zip(items, outcomes, strict=True):
             # A name of CoMLRL. Scoring stops at the first level that fails, so both totals are the same
             outcome.metrics["gated_total_reward"] = outcome.metrics["total_reward"]
-            hidden = self._hidden_tests_pass(item, outcome)
-            if hidden is not None:
-                outcome.metrics[PASSED_HIDDEN] = float(hidden)
+            if hidden := self._hidden_checks(item, outcome):
+                outcome.metrics[PASSED_HIDDEN] = float(all(check.status == "passed" for check in hidden))
         return outcomes
 
-    def _hidden_tests_pass(self, item: dict, outcome: Outcome) -> bool | None:
-        """Returns whether an answer passes all tests that feedback does not show; `None` if it shows all of them."""
+    def _shown_checks(self, checks: Sequence[Check]) -> Sequence[Check]:
+        """
+        Returns the checks that feedback is about: the first n, the last n if the slice is negative, all if it is 0.
+        The last `hidden_tests`, and those with the same source as one of them, are left out before.
+        """
+        end = max(0, len(checks) - self.hidden_tests)
+        hidden = {check.source for check in checks[end:]}
+        shown = [check for check in checks[:end] if check.source not in hidden]
+        return shown[self.sandbox_slice :] if self.sandbox_slice < 0 else shown[: self.sandbox_slice or None]
+
+    def _hidden_checks(self, item: dict, outcome: Outcome) -> list[Check]:
+        """Returns the results of the tests that feedback does not show."""
         verdict = outcome.info.verdict
         # Without a verdict, the program was not run
         checks = verdict.checks if verdict else [Check("not_run", one) for one in read_asserts(item["test"]).sources]
         shown = set()
         if self.mode not in (PLAIN, EXPERT_EDITS):
-            shown = {check.source for check in shown_checks(checks, self.sandbox_slice, self.hidden_tests)}
-        hidden = [check for check in checks if check.source not in shown]
-        return all(check.status == "passed" for check in hidden) if hidden else None
+            shown = {check.source for check in self._shown_checks(checks)}
+        return [check for check in checks if check.source not in shown]
 
     def metrics(self) -> dict[str, float]:
         expert = {} if self.expert is None else self.expert.metrics()

@@ -119,8 +119,7 @@ class Expert:
 
     def metrics(self) -> dict[str, float]:
         """Numbers since the last call of this method."""
-        used = self.client.take_usage()
-        numbers = {**vars(used), "missing_parts": self.missing_parts}
+        numbers = {**vars(self.client.take_usage()), "missing_parts": self.missing_parts}
         self.missing_parts = 0
         return {f"expert/{name}": float(value) for name, value in numbers.items()}
 
@@ -206,8 +205,8 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
         with contextlib.suppress(ValueError, RecursionError):
             values, _ = JSON.raw_decode(text, match.start())
             parts = {role: values.get(role, values.get(x)) for role, x in function_names(entry_point, roles).items()}
-            given = {role: part.strip() for role, part in parts.items() if isinstance(part, str) and part.strip()}
-            edits = {role: shorten(part, MAX_EDITS) for role, part in given.items()} or edits
+            given = {role: part.strip() for role, part in parts.items() if isinstance(part, str)}
+            edits = {role: shorten(part, MAX_EDITS) for role, part in given.items() if part} or edits
     return edits
 
 

@@ -5,16 +5,15 @@ determines the last two.
 """
 
 import ast
+import contextlib
 import doctest
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from trl_multiagent.code.dependencies import PARSE_ERRORS
+from trl_multiagent.code.dependencies import PARSE_ERRORS, called_name, first_line
 from trl_multiagent.code.sandbox import Program, Verdict
 from trl_multiagent.code.sandbox.program import read_asserts
 
@@ -23,7 +22,6 @@ CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "
 STEPS = ("len(a[0])", "a[0] + 1", "a[0] - 1")  # of the arguments `a`; for the tests after the first one
 MAX_OWN_CONSTANTS = 24  # at most this many constants are taken from the item's own examples and tests
 MAX_ARGUMENTS = 6
-NO_LITERAL = object()
 SOLUTION = "__solution__"  # name of the reference solution in the program; the entry point may be called `max`
 
 # The part of the program that is the same for all items, so that it is read and compiled once
@@ -123,10 +121,9 @@ def read_problem(prompt: str, entry_point: str) -> Problem:
     if not functions:
         raise ValueError(f"it does not define the entry point `{entry_point}`")
     function = functions[-1]
-    first_line = min([function.lineno, *(decorator.lineno for decorator in function.decorator_list)])
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return Problem(
-        prefix="\n".join(prompt.split("\n")[: first_line - 1]).strip("\n"),
+        prefix="\n".join(prompt.split("\n")[: first_line(function)]).strip("\n"),
         signature=f"def {entry_point}({ast.unparse(function.args)}){returns}:",
     )
 
@@ -160,12 +157,14 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     entry_point = item["entry_point"]
     asserts = read_asserts(item["test"])
     total = len(asserts.sources)
-    shown = (prompt_examples(item["prompt"], entry_point), shown_tests(item["prompt"], item["test"], entry_point))
-    examples = dict(itertools.chain(*shown)) if tries_trivial else {}
-    own = [] if not tries_trivial else [*dict.fromkeys([*examples.values(), *_test_constants(item["test"])])]
-    own = [constant for constant in own if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
-    lines = [f"    assert trivial >= {count}" for count in range(1, total + 1)]
-    lines += [f"    assert reference >= {count}" for count in range(1, total + 1)]
+    examples, own = {}, []
+    if tries_trivial:
+        examples = dict(prompt_examples(item["prompt"], entry_point))
+        examples |= shown_tests(item["prompt"], item["test"], entry_point)
+        constants = dict.fromkeys([*examples.values(), *_test_constants(item["test"])])
+        own = [constant for constant in constants if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
+    numbers = range(1, total + 1)
+    lines = [f"    assert {name} >= {number}" for name in ("trivial", "reference") for number in numbers]
     source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
         source = f"{item['prompt']}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
@@ -188,14 +187,10 @@ def read_facts(item: dict, verdict: Verdict) -> ItemFacts:
     """Returns the facts about an item, from the verdict on its [`facts_program`]."""
     total = verdict.total // 2
     trivial = sum(check.status == "passed" for check in verdict.checks[:total])
+    if not item.get("canonical_solution"):
+        return ItemFacts(total, trivial)
     reference = verdict.passed - trivial
-    has_reference = bool(item.get("canonical_solution"))
-    return ItemFacts(
-        total=total,
-        trivial=trivial,
-        reference=reference if has_reference else None,
-        reference_seconds=verdict.cpu_seconds if has_reference and reference else None,
-    )
+    return ItemFacts(total, trivial, reference, verdict.cpu_seconds if reference else None)
 
 
 def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
@@ -208,11 +203,11 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     except ValueError:  # malformed doctests
         return
     for example in examples:
-        call, value = _parsed(example.source), _literal(example.want.partition("\n")[0])
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == entry_point:
-            arguments = tuple(_literal(argument) for argument in call.args)
-            if NO_LITERAL not in (*arguments, value) and not call.keywords:
-                yield repr(arguments), repr(value)
+        with contextlib.suppress(*PARSE_ERRORS):  # of what is no expression or no literal
+            call = ast.parse(example.source.strip(), mode="eval").body
+            value = repr(ast.literal_eval(example.want.partition("\n")[0]))
+            if isinstance(call, ast.Call) and called_name(call) == entry_point and not call.keywords:
+                yield repr(tuple(map(ast.literal_eval, call.args))), value
 
 
 def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str, str]]:
@@ -224,11 +219,11 @@ def shown_tests(prompt: str, test: str, entry_point: str) -> Iterator[tuple[str,
     for node in ast.walk(ast.parse(test)):
         match node:
             case ast.Compare(ast.Call(ast.Name("candidate"), arguments, []), [ast.Eq() | ast.Is()], [result]):
-                values = tuple(map(_literal, (*arguments, result)))
-                if arguments and NO_LITERAL not in values:
+                with contextlib.suppress(*PARSE_ERRORS):  # of what is no literal
+                    values = tuple(map(ast.literal_eval, (*arguments, result)))
                     key, value = repr(values[:-1]), repr(values[-1])
                     bare = map(_bare, (prompt, f"{entry_point}{key}", value))
-                    if _shows(prompt, *map(repr, values)) or _shows(*bare):
+                    if arguments and (_shows(prompt, *map(repr, values)) or _shows(*bare)):
                         yield key, value
 
 
@@ -251,32 +246,16 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"-?\d+(?:\.\d+)?|\w+|[^\w\s]", re.sub("\"\"\"|'''", " ", text).replace('"', "'")))
 
 
-def _parsed(source: str) -> ast.expr | None:
-    try:
-        return ast.parse(source.strip(), mode="eval").body
-    except PARSE_ERRORS:
-        return None
-
-
-def _literal(node: ast.expr | str) -> Any:
-    """Returns the value of a literal. `NO_LITERAL` for other expressions."""
-    try:
-        return ast.literal_eval(node)
-    except PARSE_ERRORS:
-        return NO_LITERAL
-
-
 def _test_constants(test: str) -> list[str]:
     """Returns the literals in a test, most frequent first, without those that are arguments of the candidate."""
     found: Counter[str] = Counter()
     stack: list[ast.AST] = [ast.parse(test)]
     while stack:
         node = stack.pop()
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "candidate":
+        if called_name(node) == "candidate":
             continue
-        value = _literal(node) if isinstance(node, ast.expr) else NO_LITERAL
-        if value is NO_LITERAL:  # its parts may be literals
+        try:
+            found[repr(ast.literal_eval(node))] += 1
+        except PARSE_ERRORS:  # it is no literal, but its parts may be some
             stack += ast.iter_child_nodes(node)
-        else:
-            found[repr(value)] += 1
     return [value for value, _ in found.most_common()]

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trl_multiagent.code.dependencies import IMPORTS, names_in
+from trl_multiagent.code.dependencies import IMPORTS, called_name, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Program, Verdict
@@ -168,7 +168,7 @@ class CodeReward:
             for k, analysis in enumerate(analyses)
             if not analysis.main_problem and not analysis.syntax_problem
         }
-        verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True)) if programs else {}
+        verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True))
         for k in [k for k, x in verdicts.items() if analyses[k].is_opaque and x.definitions.status != "passed"]:
             problem = f"`{items[k]['entry_point']}` cannot be called"
             analyses[k] = replace(analyses[k], main_problem=problem)
@@ -180,7 +180,7 @@ class CodeReward:
         outcomes = [_outcome(self.kind, result, fact) for result, fact in zip(results, facts, strict=True)]
         for k, outcome in enumerate(outcomes if len(kinds) > 1 else ()):
             for kind in kinds:
-                outcome.metrics[f"{kind}_reward"] = sum(_parts(kind, results[k], facts[k]).values())
+                outcome.metrics[f"{kind}_reward"] = sum(PARTS[kind](results[k], facts[k]).values())
         return outcomes
 
     def _make_experiments(
@@ -220,8 +220,7 @@ class CodeReward:
         self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
     ) -> dict[int, tuple[str, ...]]:
         """Makes the chosen experiments, by index, each in order until one has no effect. Returns those with one."""
-        runs = [replace(programs[k], experiments=names) for k, names in chosen.items()]
-        made = self.runner.run_experiments(runs) if runs else []
+        made = self.runner.run_experiments([replace(programs[k], experiments=names) for k, names in chosen.items()])
         return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
@@ -255,8 +254,7 @@ class CodeReward:
         if not tries_trivial and not (self.adaptive_timeout and any(reference for _, _, reference, _ in keys)):
             return [ItemFacts(len(read_asserts(item["test"]).sources)) for item in items]
         new = {key: item for key, item in zip(keys, items, strict=True) if key not in self._facts}
-        programs = [facts_program(item, tries_trivial) for item in new.values()]
-        verdicts = self.runner.run_experiments(programs) if programs else []
+        verdicts = self.runner.run_experiments([facts_program(item, tries_trivial) for item in new.values()])
         for (key, item), verdict in zip(new.items(), verdicts, strict=True):
             facts = self._facts[key] = read_facts(item, verdict)
             if not self.warn_about_items:
@@ -333,29 +331,27 @@ def earned_parts(result: CodeResult, facts: ItemFacts) -> dict[str, float]:
     }
 
 
+PARTS = {"paper": paper_parts, "earned": earned_parts}
+
+
 def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
     """Returns the smallest and the largest possible value of the reward and of its parts."""
-    defined, together = MAIN_DEFINED, 0.0
-    if num_agents == 2:
-        defined, together = defined + AUX_DEFINED, AUX_USED + NOT_A_WRAPPER
+    is_team = num_agents == 2
+    defined, together = MAIN_DEFINED + is_team * AUX_DEFINED, is_team * (AUX_USED + NOT_A_WRAPPER)
     rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
     largest = dict.fromkeys(rewards, defined + SYNTAX + TESTS + together)
     largest |= {"definition_reward": defined, "syntax_reward": SYNTAX, "execution_reward": TESTS}
     largest |= {"syntax_valid_rate": 1.0, "test_pass_rate": 1.0}
-    if num_agents == 2:
+    if is_team:
         largest |= {"collab_aux_usage": AUX_USED, "collab_non_wrapper": NOT_A_WRAPPER, "size_share": 0.5}
         largest |= {"collab_ignored_aux_call_penalty": VALUE_IGNORED, "collaboration_reward": together}
     lowest = {"collaboration_reward": -VALUE_IGNORED}
     return {name: (lowest.get(name, 0.0), value) for name, value in largest.items()}
 
 
-def _parts(kind: str, result: CodeResult, facts: ItemFacts) -> dict[str, float]:
-    return earned_parts(result, facts) if kind == "earned" else paper_parts(result, facts)
-
-
 def _outcome(kind: str, result: CodeResult, facts: ItemFacts) -> Outcome:
     verdict = result.verdict
-    parts = _parts(kind, result, facts)
+    parts = PARTS[kind](result, facts)
     reward = sum(parts.values())
     passed = result.passed
     share = {} if result.analysis.size_share is None else {"size_share": result.analysis.size_share}
@@ -394,8 +390,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     Analyses the raw answers of a team to a problem of the dataset, in which main writes the function `entry_point`.
     `aux_completion` is `None` for a single agent.
     """
-    problem = read_problem(prompt, entry_point)
-    prefix = problem.prefix
+    prefix = read_problem(prompt, entry_point).prefix
     aux = read_function(aux_completion or "", AUX)
     main = read_function(main_completion, entry_point)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
@@ -405,9 +400,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         setup=prefix,
         aux_problem=aux.problem,
         main_problem=main.problem,
-        syntax_problem="; ".join(
-            f"code for `{name}`, {code.error}" for name, code in ((AUX, aux), (entry_point, main)) if code.error
-        ),
+        syntax_problem="; ".join(f"code for `{name}`, {code.error}" for name, code in answers if code.error),
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
@@ -416,7 +409,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         drops_value=names_aux
         and not aux.problem
         and any(
-            isinstance(node, ast.Expr) and _is_call_of_aux(node.value)
+            isinstance(node, ast.Expr) and called_name(node.value) == AUX
             for statement in main.needed
             for node in ast.walk(statement.node)
         ),
@@ -461,7 +454,7 @@ def _is_thin_wrapper(function: ast.AST | None) -> bool:
     the only argument of a call such as `partial(aux)`.
     """
     if isinstance(function, ast.Lambda):
-        return _is_call_of_aux(function.body)
+        return called_name(function.body) == AUX
     if isinstance(function, ast.Call) and len(function.args) == 1 and not function.keywords:
         (function,) = function.args
     if isinstance(function, ast.Name):
@@ -469,7 +462,7 @@ def _is_thin_wrapper(function: ast.AST | None) -> bool:
     values = set()  # names of the value of `aux`
     for node in function.body if isinstance(function, ast.FunctionDef) else ():
         value = getattr(node, "value", None)
-        is_value = _is_call_of_aux(value) or (isinstance(value, ast.Name) and value.id in values)
+        is_value = called_name(value) == AUX or (isinstance(value, ast.Name) and value.id in values)
         if isinstance(node, ast.Return):
             return is_value
         if is_value and isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -477,7 +470,3 @@ def _is_thin_wrapper(function: ast.AST | None) -> bool:
         elif not isinstance(value, ast.Constant):  # such as the docstring
             return False
     return False
-
-
-def _is_call_of_aux(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == AUX

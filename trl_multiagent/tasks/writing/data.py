@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass
 
 from trl_multiagent.environments.base import ID_COLUMNS
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, Datasets, check_fields, make_dataset
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, check_fields, make_dataset
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.environments.yaml_task import Rows
 from trl_multiagent.models.imitation import ImitationModel
+from trl_multiagent.tasks.seeded import load_datasets
 from trl_multiagent.tasks.writing.environment import (
     DETAIL,
     REWARDS,
@@ -148,6 +149,10 @@ class WritingDataset(Rows):
         super().__post_init__()
         self.type = self.type or infer_kind(str(self.name))
 
+    def load(self, split: str | None) -> Dataset:
+        """Loads the sources of a split, with the errors of [`load_writing_dataset`]."""
+        return load_writing_dataset(str(self.name), split, self.type, self.config)
+
 
 @dataclass
 class Reward:
@@ -164,16 +169,6 @@ class Reward:
 def make_environment(settings: TaskSettings) -> WritingEnvironment:
     dataset, reward = settings.sections["dataset"], settings.sections["reward"]
     return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, brief=dataset.name == DEMO)
-
-
-def load_datasets(settings: TaskSettings) -> Datasets:
-    """
-    Loads the training set and, if there is an `eval_split`, the evaluation set, with the errors of
-    [`load_writing_dataset`].
-    """
-    dataset: WritingDataset = settings.sections["dataset"]
-    name = str(dataset.name)
-    return dataset.load_splits(lambda split: load_writing_dataset(name, split, dataset.type, dataset.config))
 
 
 TASK = Task(
