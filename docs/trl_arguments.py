@@ -11,7 +11,7 @@ from trl import GRPOConfig
 
 from trl_multiagent import MAGRPOConfig
 from trl_multiagent.limits import unsupported_by
-from trl_multiagent.settings.schema import TRL_NAMES
+from trl_multiagent.settings.read import RENAMED
 
 
 PAGE = Path(__file__).parent / "trl_arguments.md"
@@ -44,7 +44,8 @@ def table() -> str:
     theirs = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
     ours = {field.name: field.default for field in dataclasses.fields(MAGRPOConfig)}
     unsupported = unsupported_by(MAGRPOConfig)
-    renamed = {old.removeprefix("{algorithm}."): new for old, new in TRL_NAMES.items()}
+    section = "{algorithm}."
+    renamed = {old.removeprefix(section): new for old, new in RENAMED.items() if old.startswith(section)}
     rows: dict[str, list[str]] = {"no effect": [], "differs": [], "refused": [], "as in TRL": []}
     for name, default in theirs.items():
         if name in renamed:

@@ -22,8 +22,8 @@ from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import set_up_wandb
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
-from trl_multiagent.settings.read import RENAMED, merge, parse_value
-from trl_multiagent.settings.schema import TRL_NAMES, AgentModel, Wandb, keys_of
+from trl_multiagent.settings.read import OVERRULED, RENAMED, merge, parse_value
+from trl_multiagent.settings.schema import AgentModel, Wandb, keys_of
 from trl_multiagent.tasks.code_generation.data import TASK
 from trl_multiagent.team.load import LoadError
 
@@ -381,7 +381,7 @@ def test_plan(parse, capsys):
     section = {"num_turns": 2, "num_generations": 3, "items_per_device": 4, "num_train_epochs": 2, "eval_interval": 8}
     recipe = parse({"magrpo": section, "dataset": {"eval_split": "test[:3]"}, "agents": ["a", "b"]})
     recipe.load_datasets = lambda: (range(10), range(3))
-    print_plan(rollout_lines(recipe, ["aux", "main"]))
+    print_plan(rollout_lines(recipe, recipe.make_environment()))
     plan = {line[:17].strip(): line[17:].strip() for line in capsys.readouterr().out.splitlines()}
     assert plan["agents"].startswith("aux: a, main: b")
     assert plan["training"].startswith("10 items of org/humaneval")
@@ -428,7 +428,7 @@ def test_the_section_peft(parse, section):
 
 def test_the_fields_of_trl_model_config_are_settings():
     known = [f"agent_model.{name}" for name in keys_of(AgentModel)]
-    renamed = list({**RENAMED, **TRL_NAMES})
+    renamed = list({**RENAMED, **OVERRULED})
     for field in dataclasses.fields(ModelConfig):
         assert f"agent_model.{field.name}" in [*known, *renamed], field.name
 

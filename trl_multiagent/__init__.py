@@ -38,13 +38,15 @@ __version__ = "0.1.0"
 quiet_libraries()
 
 # Modules are imported when one of their names is used, so that the sandbox and the command line do not wait for torch
-_ENVIRONMENTS = "Environment FunctionEnvironment JointAction OutOfTurns Outcome Prompt Turn".split()
-_ENVIRONMENTS += "WorkflowEnvironment role_reward workflow".split()
-_PATHS = {name: f"trl_multiagent.environments.{name}" for name in _ENVIRONMENTS}
-_PATHS |= {name: f"trl_multiagent.environments.task.{name}" for name in ("Task", "TaskSettings")}
-_SEATS = "EndpointSeat FunctionSeat Population Seat SeatedEnvironment".split()
-_PATHS |= {name: f"trl_multiagent.rollout.seats.{name}" for name in _SEATS}
-_PATHS |= {"AgentTeam": "trl_multiagent.team.agent_team.AgentTeam", "TeamSeat": "trl_multiagent.team.seat.TeamSeat"}
+_MODULES = {
+    "environments": "Environment FunctionEnvironment JointAction OutOfTurns Outcome Prompt Turn WorkflowEnvironment "
+    "role_reward workflow",
+    "environments.task": "Task TaskSettings",
+    "rollout.seats": "EndpointSeat FunctionSeat Population Seat SeatedEnvironment",
+    "team.agent_team": "AgentTeam",
+    "team.seat": "TeamSeat",
+}
+_PATHS = {name: f"trl_multiagent.{module}.{name}" for module, names in _MODULES.items() for name in names.split()}
 _PATHS |= {path.rpartition(".")[2]: path for algorithm in ALGORITHMS.values() for path in algorithm[:2]}
 
 __all__ = sorted(_PATHS)

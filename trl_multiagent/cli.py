@@ -65,7 +65,7 @@ COMMANDS = {
 }
 LAUNCHED = ("train", "collect", "evaluate", "cross-play")  # they run in one or several processes
 WITH_HELP = (*LAUNCHED, "run")  # their help is a recipe's help
-GPUS = ("T4", "4090", "L40S", "A100-40", "A100", "H100", "H200")
+GPUS = "T4 4090 L40S A100-40 A100 H100 H200".split()
 USAGE = (
     "%(prog)s ALGORITHM [--accelerate_config FILE] [--num_processes N] [--seeds LIST [--jobs N]] [--task TASK] "
     "--config FILE [recipe arguments]"
@@ -100,8 +100,13 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     report("--output", metavar="FILE", help="The page; by default report.html in the folder, or comparison.html here.")
     play = parsers["play"].add_argument
     play("team", metavar="RUN", help="Folder of a run or of a saved team, or the Hub id of a team.")
-    player_help = "Player of a role: human, random, or a saved team. By default, a person and the team."
-    play("--seat", metavar="ROLE=PLAYER", action="append", default=[], help=player_help)
+    play(
+        "--seat",
+        metavar="ROLE=PLAYER",
+        action="append",
+        default=[],
+        help="Player of a role: human, random, or a saved team. By default, a person and the team.",
+    )
     reproduce = parsers["reproduce"].add_argument
     reproduce("name", metavar="NAME", nargs="?", help="The experiment; without it, all are listed.")
     reproduce("--output_dir", metavar="FOLDER", type=Path, help="By default outputs/reproduce/NAME.")
@@ -114,11 +119,11 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         add = parsers[name].add_argument
         add("--accelerate_config", metavar="FILE", help="For `accelerate launch`: a file, or a name such as zero3.")
         add("--num_processes", metavar="N", type=positive, help="Number of processes, for `accelerate launch`.")
-    for name, default in {"train": None, "reproduce": [0, 1, 2]}.items():
+    for name in ("train", "reproduce"):
+        add = parsers[name].add_argument
         seeds_help = "Train once per seed, such as 0,1,2, each in its own folder. Repeat it to train missing ones."
-        parsers[name].add_argument("--seeds", metavar="LIST", type=several_seeds, default=default, help=seeds_help)
-        jobs_help = "Seeds at the same time, 1 by default."
-        parsers[name].add_argument("--jobs", metavar="N", type=positive, default=1, help=jobs_help)
+        add("--seeds", metavar="LIST", type=several_seeds, help=seeds_help)
+        add("--jobs", metavar="N", type=positive, default=1, help="Seeds at the same time, 1 by default.")
     for name in ("train", "run"):
         parsers[name].add_argument(
             "algorithm", metavar="ALGORITHM", type=str.lower, choices=ALGORITHMS, help=", ".join(ALGORITHMS)
@@ -145,17 +150,15 @@ def several_seeds(text: str) -> list[int]:
 def launch(command: Sequence[str], check: Callable[[], object], prog: str, options: argparse.Namespace) -> None:
     """
     Starts a command of `trl-multiagent` with `options.accelerate_config` and `options.num_processes`. Before that,
-    `check` reads the settings. If one is wrong, `check` raises `ConfigError`, which ends the program `prog` with one
-    line.
+    `check` reads the settings. If one is wrong, the program `prog` ends with one line.
     """
-    from trl_multiagent.settings.read import ACCELERATE, ConfigError, config_file, fail
+    from trl_multiagent.runs.run import end_on_wrong_input
+    from trl_multiagent.settings.read import ACCELERATE, config_file
 
     file, number = options.accelerate_config, options.num_processes
-    try:
+    with end_on_wrong_input(prog):
         file = file and config_file("--accelerate_config", file, ACCELERATE)
         check()
-    except ConfigError as error:
-        fail(prog, error)
 
     from accelerate.commands.config.config_args import default_config_file
     from accelerate.commands.launch import launch_command, launch_command_parser
@@ -165,12 +168,13 @@ def launch(command: Sequence[str], check: Callable[[], object], prog: str, optio
     if file is None and number not in (None, 1) and not Path(default_config_file).is_file():
         # Without a configuration, accelerate starts a single process where there is no GPU
         file = config_file("--accelerate_config", "ddp", ACCELERATE)
-    flags = [*(["--config_file", file] if file else []), *(["--num_processes", str(number)] if number else [])]
+    arguments = launch_command_parser().parse_args(["--module", "trl_multiagent.cli", *command])
+    arguments.config_file, arguments.num_processes = file, number
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_END)
     os.environ.setdefault(*SAFE_PATH)
     try:
         with leaving_signals_to_children():
-            launch_command(launch_command_parser().parse_args([*flags, "--module", "trl_multiagent.cli", *command]))
+            launch_command(arguments)
     except subprocess.CalledProcessError as error:
         if error.returncode >= 0:
             sys.exit(error.returncode)  # the process has printed its error
@@ -223,25 +227,20 @@ def plan(config: str, gpu: str, num_gpus: int, zero: int, rest: Sequence[str]) -
 
     prog = "trl-multiagent plan"
     with end_on_wrong_input(prog):
-        settings = read_plan(TASKS, ["--config", config, *rest], prog)
+        settings = read_plan(TASKS, config, rest, prog)
     from trl_multiagent.runs.plan import print_memory_plan
 
     print_memory_plan(settings, zero, num_gpus, gpu)
 
 
-def reproduce(name: str | None, output_dir: Path | None, seeds: list[int], jobs: int, rest: Sequence[str]) -> None:
+def reproduce(
+    name: str | None, output_dir: Path | None, seeds: list[int] | None, jobs: int, rest: Sequence[str]
+) -> None:
     """Reproduces an experiment, or lists all of them."""
-    from trl_multiagent.runs.seeds import experiments, run_experiment
-    from trl_multiagent.settings.read import fail
+    from trl_multiagent.runs.seeds import run_experiment
 
-    known = experiments()
-    if name is None:
-        return print("\n".join(f"{key:<10}{experiment['about']}" for key, experiment in known.items()))
-    if name not in known:
-        fail("trl-multiagent reproduce", f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
-    folder = output_dir or Path("outputs") / "reproduce" / name
     os.environ.setdefault(*SAFE_PATH)
-    sys.exit(run_experiment(name, TASKS, seeds, jobs, folder, rest))
+    sys.exit(run_experiment(name, TASKS, seeds or [0, 1, 2], jobs, output_dir, rest))
 
 
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -251,11 +250,11 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
     prog = f"trl-multiagent train {algorithm}"
     if options is None:
         return run_recipe(algorithm, TASKS, argv, prog=prog)
-    if options.seeds is not None:
+    if options.seeds:
         from trl_multiagent.runs.seeds import print_results, train_with_seeds
 
         given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
-        flags = [text for name, value in given.items() if value is not None for text in (f"--{name}", str(value))]
+        flags = [f"--{name}={value}" for name, value in given.items() if value]
         os.environ.setdefault(*SAFE_PATH)
         status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, flags)
         if status or "--dry_run" in argv:
@@ -282,7 +281,7 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
     check = partial(parse_evaluation, TASKS, argv, prog, cross_play)
-    if options is not None:
+    if options:
         return launch([command, *argv], check, prog, options)
     with end_on_wrong_input(prog):
         check()
@@ -312,14 +311,15 @@ def run_command(argv: Sequence[str] | None = None) -> None:
     if argv in (["train", "-h"], ["train", "--help"]):
         return parser_of_train.print_help()
     arguments, rest = parser.parse_known_args(argv)
-    command, own = arguments.command, {name: x for name, x in vars(arguments).items() if name != "command"}
+    own = vars(arguments)
+    command = own.pop("command")
     if command == "run":  # it inherits the variable from the command that launched it
         end_with_parent()
     else:
         os.environ[COMMAND_VARIABLE] = shlex.join(["trl-multiagent", *argv])
-    if command in LAUNCHED or command == "run":
+    if command in WITH_HELP:
         asks_for_help = bool({"-h", "--help"} & set(rest))
-        is_launched = arguments.accelerate_config or arguments.num_processes if command in LAUNCHED else False
+        is_launched = own.get("accelerate_config") or own.get("num_processes")
         options = arguments if (command == "train" and not asks_for_help) or is_launched else None
         if command in ("train", "run"):
             return train(arguments.algorithm, rest, options)

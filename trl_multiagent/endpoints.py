@@ -28,7 +28,6 @@ from trl_multiagent.limits import STRICT, setting
 
 
 OPENAI, ANTHROPIC = "openai", "anthropic"
-APIS = (OPENAI, ANTHROPIC)
 # Providers: a part of the model's name, the base URL, the variable with the key. The first match counts
 PROVIDERS = (
     ("claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
@@ -63,7 +62,7 @@ class EndpointSettings:
     model: str = setting("The model's name, at its provider or at `base_url`.")
     api: str = setting(
         "'openai' or 'anthropic', both with an OpenAI-compatible endpoint; by default decided by the model's name.",
-        choices=APIS,
+        choices=(OPENAI, ANTHROPIC),
     )
     base_url: str = setting("URL of the endpoint; by default the model provider's.")
     key_env: str | None = setting(
@@ -91,7 +90,7 @@ class EndpointSettings:
         """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
         if importlib.util.find_spec("openai") is None:
             return f"the package openai is not installed: {install_command('endpoints')}"
-        if self.key_env is not None and not self.key:
+        if self.key_env and not self.key:
             return f"the environment variable {self.key_env}, which must hold the key for {self.model}, is not set"
         if not (self.key.isascii() and self.key.isprintable()):
             return f"the environment variable {self.key_env} has characters that no key has"
@@ -185,7 +184,7 @@ def check_url(name: str, url: str, key_env: str | None = None) -> None:
     if match is None or is_far is None:  # not shown, because it may hold a key
         advice = "without a user, a password or a query, because settings are saved with the run"
         raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1, {advice}.")
-    if key_env is not None and match[1] == "http" and is_far:
+    if key_env and match[1] == "http" and is_far:
         tell(f"The key in {key_env} is sent to {match[2]} unencrypted, because `{name}` begins with http.")
 
 
@@ -278,7 +277,7 @@ class EndpointClient:
 
     def _request(self, missing: dict[str, Question], stop_at_failure: bool) -> dict[str, Answer | EndpointError]:
         problem, state = self.endpoint.problem(), random.getstate()
-        if problem is not None:
+        if problem:
             return dict.fromkeys(missing, EndpointError(problem))
         self.usage.requests += len(missing)
         ends: list[EndpointError] = []  # why no more requests are sent
@@ -336,8 +335,7 @@ class EndpointClient:
             content = message.get("content")
             return Answer("" if content is None else self._without_key(content), *tokens)
         except (AttributeError, LookupError, TypeError, ValueError):
-            problem = "it is no chat completion of OpenAI's interface"
-            raise EndpointError(f"{endpoint} gave no answer: {problem}") from None
+            raise EndpointError(f"{endpoint} gave no answer: it is no chat completion of OpenAI's interface") from None
 
     def _without_key(self, text: str) -> str:
         """Removes the key from a text, because an endpoint may repeat it, and it must not get into logs and files."""

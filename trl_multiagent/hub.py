@@ -32,13 +32,11 @@ PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 # The files of a team beside its agents': its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
-AGENT_FILES = (
-    *(MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, "generation_config.json", *PROCESSOR_FILES),
-    *("*.safetensors", "*.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.json", "vocab.txt", "merges.txt", "*.model", "chat_template.*", "additional_chat_templates/*.jinja"),
-    *("configuration_*.py", "modeling_*.py", "tokenization_*.py"),  # of a model with code of its own
-)
+AGENT_FILES = [MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, *PROCESSOR_FILES]
+AGENT_FILES += "generation_config.json *.safetensors *.safetensors.index.json".split()
+AGENT_FILES += "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json".split()
+AGENT_FILES += "vocab.json vocab.txt merges.txt *.model chat_template.* additional_chat_templates/*.jinja".split()
+AGENT_FILES += "configuration_*.py modeling_*.py tokenization_*.py".split()  # of a model with code of its own
 
 
 def push_folder(
@@ -134,7 +132,7 @@ def check_write_access(repo_id: str, token: str | None, revision: str | None, re
     """Raises the Hub's error if the token may not write to a repository. Creates the branch if it does not exist."""
     api = HfApi()
     api.auth_check(repo_id, repo_type=repo_type, token=token, write=True)
-    if revision is not None and not revision.startswith("refs/"):
+    if revision and not revision.startswith("refs/"):
         api.create_branch(repo_id, branch=revision, repo_type=repo_type, token=token, exist_ok=True)
 
 
@@ -199,8 +197,7 @@ def team_card(
     """
     model_name = model_name or repo_id.split("/")[-1]
     has_environment = training is None or training["environment"] is not None
-    several = f"A team of {len(agents)} language models"
-    several += " that solve one task together, each with its own completion" if has_environment else ""
+    together = " that solve one task together, each with its own completion" if has_environment else ""
     return ModelCard.from_template(
         ModelCardData(
             base_model=list(dict.fromkeys(agent["base"] for agent in agents if agent["base"])) or None,
@@ -212,7 +209,7 @@ def team_card(
         ),
         template_path=str(TEMPLATE),
         model_name=model_name,
-        description="One language model" if len(agents) == 1 else several,
+        description="One language model" if len(agents) == 1 else f"A team of {len(agents)} language models{together}",
         place=place(repo_id, revision),
         dataset_name=dataset_name,
         has_environment=has_environment,
@@ -228,7 +225,7 @@ def place(repo_id: str, revision: str | None = None) -> str:
     """
     Returns the arguments of `from_pretrained` for a repository or a folder, as code. A pull request counts as `main`.
     """
-    named = revision is not None and revision != "main" and not revision.startswith("refs/")
+    named = revision and revision != "main" and not revision.startswith("refs/")
     return f'"{repo_id}", revision="{revision}"' if named else f'"{repo_id}"'
 
 

@@ -27,9 +27,9 @@ LARGEST_INTEGER = 2**63 - 1
 NUMBERS = (int, float, int | None, float | None)
 # Inherited numbers that must be greater than 0, and other limits that `limits_of` does not derive from their types
 POSITIVE = (
-    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs".split()
-)
-POSITIVE += "adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty".split()
+    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs "
+    "adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty"
+).split()
 INHERITED: dict[str, dict[str, Any]] = {
     **{name: {"gt": 0} for name in POSITIVE},
     **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
@@ -144,7 +144,7 @@ def check_value(name: str, value: Any, key: Key) -> Any:
     reads as text, such as `1e-5`, becomes a number, and a single value becomes a list where only a list is allowed.
     Raises a `ValueError` that begins with the setting's `name` if the value is not allowed.
     """
-    if same(value, key.default):
+    if type(value) is type(key.default) and value == key.default:
         return value
     if not key.is_supported:
         is_default = value is None or read_number(value) == key.default  # 1 is 1.0, too
@@ -254,11 +254,6 @@ def unsupported_by(cls: type) -> list[str]:
     return [name for base in cls.__mro__ for name in vars(base).get("unsupported", ())]
 
 
-def same(value: Any, other: Any) -> bool:
-    """Returns whether two values are equal and have the same type."""
-    return type(value) is type(other) and bool(value == other)
-
-
 def short(value: Any) -> str:
     """Returns a value as one short line for a message."""
     if value is None:
@@ -279,11 +274,11 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
     if origin is dict:
         return dict[parts[0], _constrained(parts[1], limits)]  # type: ignore[misc, valid-type]
     if origin is Literal and "no" in parts:
-        return Annotated[hint, BeforeValidator(_read_no)]
+        return Annotated[hint, BeforeValidator(lambda x: "no" if x is False else x)]  # YAML reads a bare `no` as false
     if hint is types.NoneType:
         return None
     if "choices" in limits and hint not in (int, float):
-        return Literal[limits["choices"]]
+        return Literal[tuple(limits["choices"])]
     if hint is str:
         return Annotated[str, AfterValidator(_check_text)]
     if hint not in (int, float):
@@ -293,10 +288,6 @@ def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
         bounds = {"le": LARGEST_INTEGER, **bounds}
     differ = AfterValidator(functools.partial(_differ, limits.get("ne")))
     return Annotated[hint, Field(**bounds), BeforeValidator(read_number), differ]
-
-
-def _read_no(value: Any) -> Any:
-    return "no" if value is False else value  # YAML reads a bare `no` as false
 
 
 def read_number(value: Any) -> Any:

@@ -20,7 +20,7 @@ from trl_multiagent.settings import schema
 from trl_multiagent.settings.algorithms import ALGORITHMS
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import ConfigError, merge, rename
-from trl_multiagent.settings.schema import algorithm_keys, keys_of, peft_keys, sections_of
+from trl_multiagent.settings.schema import known_settings
 
 from tiny import PROBLEM, byte_tokenizer, tiny_llama, tiny_task, write_problems
 
@@ -195,8 +195,7 @@ LATE = ("lr_scheduler", "dataloader_", "gradient_checkpointing_", "activation_ch
 def random_settings(algorithm: str, sections: list[str], number: int) -> list[tuple[str, str, Any]]:
     """Random values of the keys of some sections, without those that torch and transformers check when they train."""
     draw = random.Random(algorithm)
-    keys = {"peft": peft_keys(), algorithm: algorithm_keys(algorithm)}
-    keys |= {name: keys_of(cls) for name, cls in sections_of(TINY).items()}
+    keys = known_settings(algorithm, TINY)
     return [
         (section, key, draw.choice(VALUES))
         for section in sections

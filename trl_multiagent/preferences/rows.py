@@ -48,6 +48,12 @@ def ids_columns(role: str) -> tuple[str, str]:
     return f"{role}_chosen_token_ids", f"{role}_rejected_token_ids"
 
 
+def columns_of(roles: Sequence[str]) -> list[str]:
+    """Returns all columns about the answers of the roles."""
+    own = [name for role in roles for columns in (text_columns, answer_columns, ids_columns) for name in columns(role)]
+    return [*own, CHOSEN_REWARD, REJECTED_REWARD]
+
+
 def roles_of_columns(columns: Sequence[str]) -> list[str]:
     """
     Returns the roles with a prompt, a chosen and a rejected answer among the columns, in the order of their prompts.
@@ -113,9 +119,7 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     _check_columns(dataset.column_names, roles, name)
     if len(dataset) == 0:
         raise ValueError(f"`{name}` has no rows.")
-    known = {CHOSEN_REWARD, REJECTED_REWARD}
-    for role in roles:
-        known.update(text_columns(role), answer_columns(role), ids_columns(role))
+    known = columns_of(roles)
     for index, row in enumerate(dataset.select_columns([name for name in dataset.column_names if name in known])):
         try:
             _check_row(row, roles)

@@ -14,7 +14,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.runs.run import Tasks, end_on_wrong_input, end_with_one_line, read_settings
-from trl_multiagent.settings.derive import Settings, check_models, task_settings
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError
 
 
@@ -37,16 +37,19 @@ def run_collection(task: Tasks, argv: Sequence[str] | None = None, prog: str | N
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         settings = read_settings(SECTION, task, argv, prog)
-        from trl_multiagent.runs.models import make_environment
+        from trl_multiagent.jobs.distributed import start_processes
+        from trl_multiagent.preferences.collection import collect_preferences
+        from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
         from trl_multiagent.runs.plan import agents, print_plan  # imports TRL
         from trl_multiagent.runs.prepared import check_folder, first_rows, start_logging
+        from trl_multiagent.team.load import build
 
         config = make_config(settings)
         folder = Path(config.output_dir)
         environment = make_environment(settings, folder)
 
         def load_items() -> Dataset:
-            dataset, _ = settings.task.datasets(task_settings(settings, folder))
+            dataset, _ = settings.task.datasets(settings.for_task(folder))
             return first_rows(dataset, settings.dataset.size)
 
         check_folder("`preference_dataset`", folder)
@@ -55,12 +58,6 @@ def run_collection(task: Tasks, argv: Sequence[str] | None = None, prog: str | N
             return print_plan({**lines, **cost(config, environment, load_items)})
         items = load_items()
         check_comparator(config)
-
-        from trl_multiagent.jobs.distributed import start_processes
-        from trl_multiagent.preferences.collection import collect_preferences
-        from trl_multiagent.runs.models import make_loader, make_peft_config
-        from trl_multiagent.team.load import build
-
         state = start_processes()
     start_logging(settings, bool(config.disable_tqdm), state.is_main_process)
     with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
@@ -79,11 +76,11 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
     """Returns the settings of the collection with `changes`. Raises `ConfigError` if they contradict each other."""
     from trl_multiagent.preferences.config import PreferenceConfig
 
-    given, section = settings.arguments, settings.algorithm
+    given = settings.arguments
     if settings.is_centralized:
         changes["comparator_generation_mode"] = "decentralized"  # the only agent gets the assignments of all roles
     for setting in ("comparator_model_name", "comparator_agents"):
-        check_models(f"{section}.{setting}", given.get(setting) or [], settings.task.models)
+        check_models(f"{settings.algorithm}.{setting}", given.get(setting) or [], settings.task.models)
     folder = Path(given.get("output_dir") or settings.output.base_dir) / FOLDER
     return settings.part(PreferenceConfig, **{"output_dir": given.get("preference_dataset") or str(folder), **changes})
 
@@ -91,7 +88,7 @@ def make_config(settings: Settings, **changes: Any) -> PreferenceConfig:
 def check_comparator(config: PreferenceConfig) -> None:
     """Raises `ConfigError` if the endpoint of a comparator lacks a package or a key. Sends nothing."""
     problem = config.comparator_endpoint(1).problem() if config.comparator_policy == "api" else None
-    if problem is not None:
+    if problem:
         raise ConfigError(f"`comparator_policy: api` cannot use the endpoint: {problem}.")
 
 

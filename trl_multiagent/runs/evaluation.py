@@ -6,14 +6,12 @@ plays all of them, and reports.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import json
-import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +19,7 @@ from accelerate import Accelerator
 from datasets import Dataset
 from transformers import SchedulerType, TrainerCallback, TrainerControl, TrainerState
 
-from trl_multiagent.console import hide_progress_bars, printable
+from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task import TaskSettings
@@ -33,24 +31,31 @@ from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent
 from trl_multiagent.jobs.signals import end_on_signal
 from trl_multiagent.jobs.stage import Stage
-from trl_multiagent.report.evaluation import Mix, Report, mixes
+from trl_multiagent.report.evaluation import Report, mixes
 from trl_multiagent.rollout.sampler import check_stop_strings
-from trl_multiagent.runs.evaluation_settings import Evaluation, TeamSource, parse_evaluation, safe_settings
+from trl_multiagent.runs.evaluation_settings import Evaluation, parse_evaluation, safe_settings
 from trl_multiagent.runs.models import Run, make_loader, seated
 from trl_multiagent.runs.plan import print_plan
-from trl_multiagent.runs.prepared import PreparedRun, check_folder, check_run, check_team, first_rows, prepare_training
+from trl_multiagent.runs.prepared import (
+    PreparedRun,
+    check_folder,
+    check_run,
+    check_team,
+    first_rows,
+    prepare_training,
+    start_logging,
+)
 from trl_multiagent.runs.run import Tasks, algorithm_of, end_on_wrong_input, end_with_one_line, settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings, check_models, task_settings
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
 from trl_multiagent.settings.schema import algorithm_keys
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
-# What an ablation puts in place of an agent, with short names
-NOTHING, UNTRAINED, OTHER_TEAM = "nothing", "the untrained agent", "another team's agent"
-SHORT_NAMES = {NOTHING: "silent", UNTRAINED: "untrained", OTHER_TEAM: "other"}
+# What an ablation puts in place of an agent, by short names
+REPLACEMENTS = {"silent": "nothing", "untrained": "the untrained agent", "other": "another team's agent"}
 CONTROL_FILE = "control.json"  # in the folder of a control that is complete
 MOST_STEPS = 4  # limit as a multiple of these steps, if the learning rate does not depend on their number
 
@@ -70,9 +75,8 @@ def run_evaluation(
     prog = prog or Path(sys.argv[0]).name
     with end_on_wrong_input(prog):
         evaluation = parse_evaluation(task, argv, prog, cross_play)
-        config = evaluation.config
-        if config.disable_tqdm:
-            hide_progress_bars()
+        config, state = evaluation.config, start_processes()
+        start_logging(evaluation.settings, config.disable_tqdm, state.is_main_process)
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
         controls = {} if config.control is None else make_controls(evaluation, config.control, task)
@@ -87,7 +91,6 @@ def run_evaluation(
             return print_cost(evaluation, controls, policies, items)
         for policy in policies:
             policy.environment.prepare(cast(int, config.num_turns))
-        state = start_processes()
     with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog):
             with fail_together(state):
@@ -103,12 +106,8 @@ def play_and_report(
     evaluation: Evaluation, controls: Mapping[str, Control], policies: Sequence[Policy], items: Dataset
 ) -> None:
     """Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends."""
-    logging.basicConfig(format="%(message)s")
     config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
-    if accelerator.is_main_process:
-        for note in evaluation.notes:
-            print(f"{prog}: note: {note}", file=sys.stderr)
     results = {}
     for policy in policies:
         with end_on_wrong_input(prog):
@@ -117,7 +116,7 @@ def play_and_report(
             results[policy.name] = compute_result(policy, records, len(items), config)
     if accelerator.is_main_process:
         environment = policies[0].environment
-        dataset = dataclasses.asdict(evaluation.settings.sections["dataset"])
+        dataset = asdict(evaluation.settings.sections["dataset"])
         facts = {"dataset": json.loads(json.dumps(dataset, default=str)), "environment": repr(environment)}
         report = Report(config, list(results.values()), len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
@@ -142,8 +141,10 @@ def print_cost(
     }
     for name, control in controls.items():
         state = "is there already" if control.is_trained else "is trained at the cost of the run"
-        cost = f"{control.cost.env_steps} scored answers and {control.cost.generated_tokens} generated tokens"
-        lines[f"{name}_control, training"] = f"{state}: {cost}, in {control.folder}"
+        lines[f"{name}_control, training"] = (
+            f"{state}: {control.cost.env_steps} scored answers and {control.cost.generated_tokens} generated tokens, "
+            f"in {control.folder}"
+        )
     for policy in policies:
         calls = episodes * num_turns * len(policy.environment.roles)
         lines[policy.name] = f"{calls} completions, {calls * policy.max_completion_length} tokens at most"
@@ -156,7 +157,7 @@ def print_cost(
 
 
 def settings_for_task(evaluation: Evaluation, **changes: Any) -> TaskSettings:
-    return dataclasses.replace(task_settings(evaluation.settings, evaluation.output_dir), **changes)
+    return replace(evaluation.settings.for_task(evaluation.output_dir), **changes)
 
 
 def make_environment(evaluation: Evaluation) -> Environment:
@@ -166,10 +167,10 @@ def make_environment(evaluation: Evaluation) -> Environment:
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
     arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
-    settings = dataclasses.replace(evaluation.settings, arguments=arguments)
+    settings = replace(evaluation.settings, arguments=arguments)
     environment = seated(settings, environment, evaluation.output_dir, run)
     for team in evaluation.teams:
-        if team.roles is not None and team.roles != tuple(environment.roles):
+        if team.roles and team.roles != tuple(environment.roles):
             raise ConfigError(
                 f"The team in {team.location} has the roles {', '.join(team.roles)}, but the task has "
                 f"{', '.join(environment.roles)}: choose the config of its training, or set "
@@ -200,7 +201,7 @@ def load_items(evaluation: Evaluation) -> Dataset:
     to play.
     """
     train, items = evaluation.settings.task.datasets(settings_for_task(evaluation))
-    if evaluation.arguments.dataset is not None and evaluation.arguments.split is None:
+    if evaluation.arguments.dataset and not evaluation.arguments.split:
         items = train
     if not items:
         raise ConfigError(
@@ -219,12 +220,11 @@ def load_items(evaluation: Evaluation) -> Dataset:
 def load_team(evaluation: Evaluation, names: str | list[str], roles: Sequence[str]) -> LoadedTeam:
     """Loads a team on the device of this process, see [`~team.load.load_player`]."""
     team = make_loader(evaluation.settings).load_player(names, roles)
-    own, given = team.chat_template_kwargs, evaluation.config.chat_template_kwargs or {}
-    team.chat_template_kwargs = {role: own[role] | given for role in team.roles}
-    models = {id(model): model for model in team.policies.values()}
-    checksums = {key: checksum_of_weights(model.parameters()) for key, model in models.items()}
+    given = evaluation.config.chat_template_kwargs or {}
+    team.chat_template_kwargs = {role: team.chat_template_kwargs[role] | given for role in team.roles}
+    checksum = cache(lambda model: checksum_of_weights(model.parameters()))  # agents may share a model
     description = {
-        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksums[id(team.policies[role])]}, "
+        f"agent {role}": f"{describe_agent(team.agents[role])}, weights {checksum(team.policies[role])}, "
         f"reasoning {team.reasoning[role]}, chat template {team.chat_template_kwargs[role]}"
         for role in team.roles
     }
@@ -261,7 +261,7 @@ def make_policy(
     Makes the policy of a saved team or of models. `length`: tokens of a completion; `others`: more arguments of
     [`Policy`].
     """
-    load = functools.partial(load_team, evaluation, models, environment.roles)
+    load = partial(load_team, evaluation, models, environment.roles)
     source = models if isinstance(models, str) else ", ".join(models)
     return Policy(name, kind, environment, load, length or evaluation.max_completion_length, source, **others)
 
@@ -297,44 +297,47 @@ def control_policies(evaluation: Evaluation, controls: Mapping[str, Control]) ->
         environment = make_single_environment(evaluation, "control")
     else:
         environment = evaluation.settings.task.environment(settings_for_task(evaluation, is_centralized=True))
-    policies = []
-    for team, control in controls.items():
-        name, folder = f"{team}_control", str(control.folder)
-        length = control.num_agents * evaluation.max_completion_length
-        compared = {"compared_with": team, "row": str(evaluation.config.control)}
-        policies.append(make_policy(evaluation, name, "control", environment, folder, length, **compared))
-    return policies
+    return [
+        make_policy(
+            evaluation,
+            f"{team}_control",
+            "control",
+            environment,
+            str(control.folder),
+            control.num_agents * evaluation.max_completion_length,
+            compared_with=team,
+            row=str(evaluation.config.control),
+        )
+        for team, control in controls.items()
+    ]
 
 
 def ablated_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
     """Makes the teams with one agent replaced: by nothing, by the untrained agent, and by the next team's agent."""
     teams, roles, base = evaluation.teams, environment.roles, baseline_model(evaluation)
-    loaded = functools.cache(lambda location: load_team(evaluation, location, roles))
-    untrained = functools.cache(lambda: load_team(evaluation, base, roles))
-
-    def load(own: TeamSource, role: str, by: str, other_team: TeamSource) -> LoadedTeam:
-        parts = {name: loaded(own.location) for name in roles}
-        if by != NOTHING:  # otherwise the generator silences the team's own agent
-            parts[role] = untrained() if by == UNTRAINED else loaded(other_team.location)
-        return mix(parts)
-
-    return [
-        Policy(
-            f"{team.name}_{role}_{SHORT_NAMES[by]}",
-            "ablation",
-            environment,
-            functools.partial(load, team, role, by, teams[(k + 1) % len(teams)]),
-            evaluation.max_completion_length,
-            team.location,
-            compared_with=team.name,
-            row=f"{role} replaced by {by}",
-            is_shown=False,
-            silent_role=role if by == NOTHING else None,
-        )
-        for k, team in enumerate(teams)
-        for role in roles
-        for by in ((NOTHING, UNTRAINED, OTHER_TEAM) if len(teams) > 1 else (NOTHING, UNTRAINED))
-    ]
+    mix, policies = mixer(evaluation, roles), []
+    for k, team in enumerate(teams):
+        # The generator silences the team's own agent
+        replaced = {"silent": team.location, "untrained": base if isinstance(base, str) else (*base,)}
+        if len(teams) > 1:
+            replaced["other"] = teams[(k + 1) % len(teams)].location
+        policies += [
+            Policy(
+                f"{team.name}_{role}_{by}",
+                "ablation",
+                environment,
+                partial(mix, {**dict.fromkeys(roles, team.location), role: models}),
+                evaluation.max_completion_length,
+                team.location,
+                compared_with=team.name,
+                row=f"{role} replaced by {REPLACEMENTS[by]}",
+                is_shown=False,
+                silent_role=role if by == "silent" else None,
+            )
+            for role in roles
+            for by, models in replaced.items()
+        ]
+    return policies
 
 
 def message_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
@@ -360,30 +363,32 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
     ]
 
 
-def mix(parts: Mapping[str, LoadedTeam]) -> LoadedTeam:
+def mixer(evaluation: Evaluation, roles: Sequence[str]) -> Callable[[Mapping[str, str | tuple[str, ...]]], LoadedTeam]:
     """
-    Makes a team of agents that come from several teams. `parts`: the team of each role's agent, in the order of the
-    roles.
+    Returns a function that makes a team of agents of several teams, each of which is loaded once. It takes the folder,
+    the id or the models of each role's team, in the order of the roles.
     """
-    description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
-    return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
+    loaded = cache(lambda names: load_team(evaluation, names if isinstance(names, str) else [*names], roles))
+
+    def mix(names: Mapping[str, str | tuple[str, ...]]) -> LoadedTeam:
+        parts = {role: loaded(own) for role, own in names.items()}
+        description = {f"agent {role}": part.description[f"agent {role}"] for role, part in parts.items()}
+        return LoadedTeam(MixedTeam({role: part.team for role, part in parts.items()}), description)
+
+    return mix
 
 
 def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
     """Makes the teams of a cross-play. Every agent is loaded once."""
     teams, roles = evaluation.teams, environment.roles
-    loaded = functools.cache(lambda run: load_team(evaluation, teams[run].location, roles))
-
-    def load(runs: Mix) -> LoadedTeam:
-        return mix({role: loaded(run) for role, run in zip(roles, runs, strict=True)})
-
-    policies = []
+    mix, policies = mixer(evaluation, roles), []
     for runs in mixes(len(teams), roles):
         trained_together = len(set(runs)) == 1
         name = teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
         source = " + ".join(teams[run].location for run in dict.fromkeys(runs))
         kind, length = "team" if trained_together else "pair", evaluation.max_completion_length
-        policies.append(Policy(name, kind, environment, functools.partial(load, runs), length, source, mix=runs))
+        load = partial(mix, {role: teams[run].location for role, run in zip(roles, runs, strict=True)})
+        policies.append(Policy(name, kind, environment, load, length, source, mix=runs))
     return policies
 
 
@@ -462,9 +467,12 @@ class Control:
                 args.max_steps *= MOST_STEPS
             run.merged[run.algorithm]["max_steps"] = args.max_steps
             if args.process_index == 0:
-                limit = f"until it has cost {self.cost}, for {args.max_steps} steps at most"
-                print(f"Training the control of {self.run_config} {limit}.", flush=True)
-            stop = functools.partial(StopWhenSpent, cost=self.cost)
+                print(
+                    f"Training the control of {self.run_config} until it has cost {self.cost}, for {args.max_steps} "
+                    "steps at most.",
+                    flush=True,
+                )
+            stop = partial(StopWhenSpent, cost=self.cost)
             train(run, environment, team, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
@@ -481,45 +489,46 @@ def make_controls(evaluation: Evaluation, kind: str, task: Tasks) -> dict[str, C
     if not isinstance(model, str):
         raise ConfigError("The model that the control starts from is not known: give `--control_model`.")
     check_models("control_model", model, settings.task.models)
-    return {team.name: make_control(evaluation, team, kind, model, task) for team in evaluation.teams}
-
-
-def make_control(evaluation: Evaluation, team: TeamSource, kind: str, model: str, task: Tasks) -> Control:
-    """Makes the control of one team, see [`make_controls`]."""
-    if team.run_config is None:
-        raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")
-    cost = read_cost(Path(team.run_config).parent)
-    folder = evaluation.output_dir / "controls" / team.name
-    decisive = {"control": kind, "control_model": model, **cost._asdict()}
-    stage = Stage(folder, "control", decisive, start_processes(), advice="choose another `evaluation.output_dir`")
-    if stage.has(CONTROL_FILE):
-        stage.check()
-    algorithm = algorithm_of(read_yaml(team.run_config))
-    if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
-        problem = f"{team.run_config} has {algorithm or 'none'}"
-        raise ConfigError(f"The control needs a run of an algorithm that learns from rollouts; {problem}.")
-    num_agents = len(team.roles or ()) or evaluation.settings.num_agents
-    written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
-    section = written.get(algorithm, {})
-    length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
-    changes = {
-        **({"num_agents": 1} if kind == "single_agent" else {"collaboration_mode": "centralized"}),
-        "early_termination_threshold": None,  # the reward of one agent may have another maximum
-        "max_completion_length": num_agents * length,
-        "output_dir": str(folder),
-        "report_to": "none",
-        "push_to_hub": False,
-    }
-    changes |= {name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section}
-    own = {
-        algorithm: changes,
-        "agents": None,
-        "agent_model": {"name": model},
-        "output": {"save_path": None, "save_final_model": True},
-        **({} if evaluation.arguments.task is None else {"task": evaluation.arguments.task}),
-    }
-    settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
-    return Control(team.run_config, cost, folder, num_agents, settings, stage)
+    controls = {}
+    for team in evaluation.teams:
+        if team.run_config is None:
+            raise ConfigError(f"The control of {team.location} needs the folder of a run, with its config.yaml.")
+        cost = read_cost(Path(team.run_config).parent)
+        folder = evaluation.output_dir / "controls" / team.name
+        decisive = {"control": kind, "control_model": model, **cost._asdict()}
+        stage = Stage(folder, "control", decisive, start_processes(), advice="choose another `evaluation.output_dir`")
+        if stage.has(CONTROL_FILE):
+            stage.check()
+        algorithm = algorithm_of(read_yaml(team.run_config))
+        if algorithm is None or ALGORITHMS[algorithm].run != ROLLOUTS:
+            raise ConfigError(
+                "The control needs a run of an algorithm that learns from rollouts; "
+                f"{team.run_config} has {algorithm or 'none'}."
+            )
+        num_agents = len(team.roles or ()) or evaluation.settings.num_agents
+        written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
+        section = written.get(algorithm, {})
+        length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
+        changes = {
+            **({"num_agents": 1} if kind == "single_agent" else {"collaboration_mode": "centralized"}),
+            "early_termination_threshold": None,  # the reward of one agent may have another maximum
+            "max_completion_length": num_agents * length,
+            "output_dir": str(folder),
+            "report_to": "none",
+            "push_to_hub": False,
+        }
+        changes |= {
+            name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section
+        }
+        own = {
+            algorithm: changes,
+            "agents": None,
+            "agent_model": {"name": model},
+            "output": {"save_path": None, "save_final_model": True},
+        }
+        settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
+        controls[team.name] = Control(team.run_config, cost, folder, num_agents, settings, stage)
+    return controls
 
 
 def cost_note(controls: Mapping[str, Control]) -> str:

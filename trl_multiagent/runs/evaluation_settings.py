@@ -34,17 +34,18 @@ from trl_multiagent.settings.read import (
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
 
 
-TEMPLATES = "chat_template_kwargs"
 DEFAULT_ALGORITHM = "magrpo"  # its defaults apply without a file
 # A stranger may have written the `config.yaml` of a team. Unless --config names the file, it may only contain numbers,
 # truth values, the choices of a setting, and texts in these sections and settings
-TEXTS = "dataset peft agents agent_model.name agent_model.revision agent_model.bnb_4bit_quant_storage".split()
-TEXTS += [f"agent_model.lora_{name}" for name in ("target_modules", "target_parameters", "modules_to_save")]
-TEXTS += ["agent_model.adapter_roles", f"agent_model.{TEMPLATES}"]
-TEXTS += "functions.prompts functions.order block_building.palettes".split()
-TEXTS += [f"evaluation.{name}" for name in ("baseline_model", "control_model", "pass_metric")]
-TEXTS += [f"{section}.{name}" for section in ("evaluation", "{algorithm}") for name in ("stop_strings", TEMPLATES)]
-TEXTS += ["{algorithm}.frozen_agents"]
+TEXTS = (
+    "dataset peft agents functions.prompts functions.order block_building.palettes "
+    "agent_model.name agent_model.revision agent_model.adapter_roles agent_model.chat_template_kwargs "
+    "agent_model.bnb_4bit_quant_storage "
+    "agent_model.lora_target_modules agent_model.lora_target_parameters agent_model.lora_modules_to_save "
+    "evaluation.baseline_model evaluation.control_model evaluation.pass_metric "
+    "evaluation.stop_strings evaluation.chat_template_kwargs "
+    "{algorithm}.stop_strings {algorithm}.chat_template_kwargs {algorithm}.frozen_agents"
+)
 # Values that run code, send requests or weaken the sandbox; `None`: any value
 UNSAFE: dict[str, tuple[Any, ...] | None] = {
     "agent_model.trust_remote_code": (True,),
@@ -54,24 +55,18 @@ UNSAFE: dict[str, tuple[Any, ...] | None] = {
     "sandbox.min_tier": ("rlimits",),
 }
 # Settings that are left out, because neither an evaluation nor the training of a control uses them
-LEFT_OUT = ["output", "wandb", "critic_model", "critics", "tokenizer", "external.expert_"]
-LEFT_OUT += [f"{{algorithm}}.{name}" for name in "output_dir report_to run_name logging_dir push_to_hub hub_".split()]
-LEFT_OUT += [
-    f"{{algorithm}}.{name}" for name in "metric_for_best_model critic_models comparator_ agent_devices".split()
-]
-LEFT_OUT += [f"{{algorithm}}.{name}" for name in "critic_devices reference_devices parallel_training".split()]
+LEFT_OUT = (
+    "output wandb critic_model critics tokenizer external.expert_ "
+    "{algorithm}.output_dir {algorithm}.report_to {algorithm}.run_name {algorithm}.logging_dir "
+    "{algorithm}.push_to_hub {algorithm}.hub_ {algorithm}.metric_for_best_model {algorithm}.critic_models "
+    "{algorithm}.comparator_ {algorithm}.agent_devices {algorithm}.critic_devices {algorithm}.reference_devices "
+    "{algorithm}.parallel_training"
+)
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = (
-    *SAMPLING_FIELDS,
-    TEMPLATES,
-    "discount",
-    "reward_none",
-    "num_agents",
-    "collaboration_mode",
-    "generation_token_budget",
-)
+USED = [*SAMPLING_FIELDS, *"chat_template_kwargs discount reward_none num_agents collaboration_mode".split()]
+USED += ["generation_token_budget"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +88,6 @@ class Evaluation:
     teams: list[TeamSource]
     base: str | list[str] | None  # the models from which the agents of the training started, if known
     arguments: argparse.Namespace  # the command line
-    notes: list[str]  # messages to the user
 
     @property
     def output_dir(self) -> Path:
@@ -118,7 +112,8 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
         description="Plays the agents of several runs with each other." if cross_play else "Evaluates saved teams.",
         allow_abbrev=False,
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "teams",
         metavar="TEAM",
         nargs="+",
@@ -127,20 +122,19 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
             "untrained team."
         ),
     )
-    parser.add_argument("--config", metavar="FILE", help="YAML file of a training; by default the first run's.")
-    parser.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
-    parser.add_argument("--task", metavar="TASK", help="The task, as in `trl-multiagent train`.")
-    parser.add_argument("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
-    parser.add_argument("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
-    parser.add_argument("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
+    add("--config", metavar="FILE", help="YAML file of a training; by default the first run's.")
+    add("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help="Settings.")
+    add("--task", metavar="TASK", help="The task, as in `trl-multiagent train`.")
+    add("--dataset", metavar="NAME", help="Short for --override dataset.name=NAME.")
+    add("--split", metavar="SPLIT", help="The rows to evaluate on, such as 'test[:50]'.")
+    add("--dry_run", action="store_true", help="Check everything, print the cost, stop.")
     group = parser.add_argument_group(
         "settings, also keys of the section 'evaluation'", "By default, sampling is as in the training."
     )
     for field in dataclasses.fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
-            name = f"--{field.name}"
-            group.add_argument(name, nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
+            group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
     return parser
 
 
@@ -166,42 +160,40 @@ def parse_evaluation(task: Tasks, argv: Sequence[str] | None, prog: str, cross_p
     parser = make_evaluation_parser(prog, cross_play)
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], flags)}")
+        raise ConfigError(f"unknown argument {unknown[0]!r}{suggestion(unknown[0], parser._option_string_actions)}")
     if cross_play and len(arguments.teams) < 2:
         raise ConfigError("A cross-play needs at least two runs, so that their agents can play with each other.")
     locations = [find_team(text) for text in arguments.teams]
     configs = [find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)]
-    notes = []
-    if arguments.config is not None:
-        config: str | None = config_file("--config", arguments.config, RECIPES)
-        arguments.config = config
-    else:
-        config = next(filter(None, configs), None)
-        for text, other in zip(arguments.teams, configs, strict=True):
-            if other is not None and read_yaml(other).get("dataset") != read_yaml(config).get("dataset"):
-                notes.append(f"the settings come from {config}; the section `dataset` of {text} differs.")
+    arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
+    config = arguments.config or next(filter(None, configs), None)
     if config is None and not (isinstance(task, Task) or arguments.dataset or arguments.override or arguments.task):
         advice = "give the file of a training with --config, or the data with --dataset"
         raise ConfigError(f"{arguments.teams[0]!r} is no folder of a run that tells the task: {advice}.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
-    if config is not None and arguments.config is None:
+    if config and not arguments.config:
         written = safe_settings(algorithm, task, config, arguments, USED)
     training = renamed(algorithm, [written, given])
     model = training.get("agent_model")
     base = training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
     own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, "evaluation": flag_values(arguments)}
-    if arguments.dataset is not None or arguments.split is not None:
-        own["dataset"] = {"train_split": arguments.split, "eval_split": arguments.split}
-    if arguments.dataset is not None:
-        own["dataset"]["name"] = arguments.dataset
-    if arguments.task is not None:
+    splits = {"train_split": arguments.split, "eval_split": arguments.split}
+    if arguments.dataset:
+        own["dataset"] = {"name": arguments.dataset, **splits}
+    elif arguments.split:
+        own["dataset"] = splits
+    if arguments.task:
         own["task"] = arguments.task
     settings = settings_of(algorithm, task, [training, own], prog, arguments.config)
+    settings.notes = [  # the others are about a training
+        f"the settings come from {config}; the section `dataset` of {text} differs."
+        for text, other in zip(arguments.teams, configs, strict=True)
+        if not arguments.config and other and read_yaml(other).get("dataset") != read_yaml(config).get("dataset")
+    ]
     teams = name_teams(arguments.teams, locations, configs, settings.task)
     complete = complete_config(settings, teams, cross_play)
-    return Evaluation(settings, complete, teams, base, arguments, notes)
+    return Evaluation(settings, complete, teams, base, arguments)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
@@ -247,12 +239,12 @@ def safe_settings(
     task = layer.pop("task", None)
     is_known = isinstance(tasks, Task) or str(task) in tasks or str(task).startswith("trl_multiagent.")
     kept = {} if task is None else {"task": task}
-    if arguments.task is not None:
+    if arguments.task:
         kept["task"] = arguments.task
     elif task is not None and not is_known and trusted.get("task") != task:
         raise ConfigError(consent("task", task, config))
     sections = known_settings(algorithm, choose_task(tasks, {**layer, **kept}, arguments.config))
-    texts, left_out = ([x.format(algorithm=algorithm) for x in names] for names in (TEXTS, LEFT_OUT))
+    texts, left_out = (names.format(algorithm=algorithm).split() for names in (TEXTS, LEFT_OUT))
     for section, body in layer.items():
         has_keys = isinstance(body, dict) and section not in UNSAFE
         for key, value in body.items() if has_keys else [("", body)]:
@@ -358,12 +350,10 @@ def name_teams(
     names = [*BASELINES]  # they have folders, too
     teams = []
     for text, location, config in zip(texts, locations, configs, strict=True):
-        file: str | None = str(Path(location) / TEAM_FILE)
-        if not Path(location).is_dir():
-            is_model = location in (*task.models, *PACKAGED) or location.endswith(".gguf")
-            file = None if is_model else find_in_repository(location, TEAM_FILE)
+        is_model = location in (*task.models, *PACKAGED) or location.endswith(".gguf")
+        file = None if is_model else find_in_repository(location, TEAM_FILE)
         with config_errors(f"{file} cannot be read: ", (ValueError, KeyError, TypeError)):
-            roles = None if file is None or not Path(file).is_file() else read_team_file(file).roles
+            roles = None if file is None else read_team_file(file).roles
         parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
         longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
         numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))

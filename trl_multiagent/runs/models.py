@@ -4,7 +4,8 @@ environment, with the players of the roles that are not trained (the section `se
 """
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from trl_multiagent.limits import MAX_NAMES, check_value, keys_of
 from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.rollout.seats import EndpointSeat, FunctionSeat, Population, Seat, SeatedEnvironment
 from trl_multiagent.settings.algorithms import PREFERENCE_ALGORITHMS
-from trl_multiagent.settings.derive import Settings, check_models, task_settings
+from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import PEFT_DEFAULTS, AgentModel, SeatSettings
 from trl_multiagent.team.files import read_team_file
@@ -48,28 +49,28 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
         else:
             config = get_peft_config(ModelConfig(use_peft=model.use_peft, **model.lora_arguments))
             names = model.lora_target_modules or []
-            if config is not None and len(names) == 1 and names[0].isidentifier():
+            if config and len(names) == 1 and names[0].isidentifier():
                 # TRL passes a single name as text, which PEFT would compare with whole paths of modules
                 config.target_modules = {*names}
-        if config is not None:
+        if config:
             check_adapter_config("every agent", config)
     return config
 
 
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
     """Returns the arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
-    given = {name: getattr(model, name) for name in ("revision", "gguf_file", "attn_implementation")}
-    given["trust_remote_code"] = model.trust_remote_code
-    return {name: value for name, value in given.items() if value is not None} | (model.model_init_kwargs or {})
+    names = ("revision", "gguf_file", "attn_implementation", "trust_remote_code")
+    return model.given(*names) | (model.model_init_kwargs or {})
 
 
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
-    kwargs: dict[str, Any] = {"tokenizer_kwargs": model.tokenizer_kwargs} if model.tokenizer_kwargs else {}
-    template_kwargs = settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs)
-    own = {"reasoning": model.reasoning, "chat_template_kwargs": template_kwargs}
-    kwargs |= {name: value for name, value in own.items() if value is not None}
+    own = {
+        "tokenizer_kwargs": model.tokenizer_kwargs,
+        "reasoning": model.reasoning,
+        "chat_template_kwargs": settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs),
+    }
     return TeamLoader(
         models=settings.model_names,
         builders=settings.builders,
@@ -77,8 +78,8 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
         adapter_roles=model.adapter_roles,
         share_weights=model.share_weights,
         torch_dtype=model.torch_dtype,
-        quantization=model.quantization_arguments if model.is_quantized else {},
-        arguments=loading_arguments(model) | kwargs,
+        quantization=model.quantization_arguments,
+        arguments=loading_arguments(model) | {name: value for name, value in own.items() if value is not None},
     )
 
 
@@ -98,7 +99,7 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
     Makes the environment of a run in a folder. Raises `ConfigError` if its roles, or their order, do not fit the
     algorithm.
     """
-    environment = settings.task.environment(task_settings(settings, run_folder))
+    environment = settings.task.environment(settings.for_task(run_folder))
     environment = seated(settings, environment, run_folder, Run(run_folder, settings.model_names))
     order = environment.order or (environment.roles,)
     if settings.algorithm in PREFERENCE_ALGORITHMS and order != (environment.roles,):
@@ -130,9 +131,9 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
     path, seed = f"seats.{role}", settings.arguments.get("seed", 0)
     own: SeatSettings = read_section(path, section, SeatSettings)
-    if own.function is not None:
+    if own.function:
         return FunctionSeat(import_function(f"{path}.function", own.function))
-    if own.endpoint is not None:
+    if own.endpoint:
         given = {"max_tokens": own.max_completion_length, **own.endpoint}
         endpoint: EndpointSettings = read_section(f"{path}.endpoint", given, EndpointSettings)
         if endpoint.model is None:
@@ -142,6 +143,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     if is_deepspeed_zero3_enabled():
         raise ValueError(f"`{path}`: under ZeRO-3, a team cannot play a role. Use ZeRO-2, or an endpoint.")
 
+    @functools.cache
     def seat(name: str) -> TeamSeat:
         return TeamSeat(
             name,
@@ -154,41 +156,28 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
             temperature=own.temperature,
         )
 
-    names = [own.team] if own.team is not None else own.population if isinstance(own.population, list) else []
-    check_models(path, names, settings.task.models)
     agent = own.agent or role
+    if own.population == "self":  # earlier versions of an agent of this run: its initial model, and its checkpoints
+        if agent not in trained:
+            raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
+        start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
+        first = {} if start is None else {START: seat(start)}
+
+        def versions(step: int | None) -> Mapping[str, Seat]:
+            saved = sorted((x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()), key=step_of)
+            found = first | {x.name: seat(str(x)) for x in saved if step is None or step_of(x) <= step}
+            if not found:
+                raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")
+            return found
+
+        return Population(versions, "self", seed)
+    names: Any = own.population or [own.team]
+    check_models(path, names, settings.task.models)
     for name in names:  # weights are loaded when the seat first plays
         if (file := Path(name) / TEAM_FILE).is_file() and agent not in (roles := read_team_file(file).roles):
             raise ValueError(f"`{path}`: {name} has the roles {', '.join(roles)}, not {agent!r}.")
-    if own.team is not None:
-        return seat(own.team)
-    if isinstance(own.population, list):
-        members = {name: seat(name) for name in own.population}
-        return Population(lambda step: members, list(members), seed)
-    return self_play(path, agent, run, trained, seat, seed)
-
-
-def self_play(
-    path: str, agent: str, run: Run, trained: Sequence[str], seat: Callable[[str], TeamSeat], seed: int
-) -> Population:
-    """
-    Makes a population of earlier versions of an agent of this run: its initial model, and its checkpoints so far.
-    """
-    if agent not in trained:
-        raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
-    start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
-    first = {} if start is None else {START: seat(start)}
-    made: dict[str, TeamSeat] = {}
-
-    def members(step: int | None) -> Mapping[str, Seat]:
-        by_step = {step_of(x): x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()}
-        saved = [by_step[number] for number in sorted(by_step) if step is None or number <= step]
-        members = {**first, **{x.name: made.setdefault(x.name, seat(str(x))) for x in saved}}
-        if not members:
-            raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")
-        return members
-
-    return Population(members, "self", seed)
+    members: dict[str, Seat] = {name: seat(name) for name in names}
+    return members[own.team] if own.team else Population(lambda step: members, list(members), seed)
 
 
 def read_section(path: str, section: Any, cls: type) -> Any:

@@ -16,7 +16,9 @@ from accelerate import PartialState
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.dataset_rows import Datasets
-from trl_multiagent.runs.prepared import PreparedRun, first_prompts, prepare_training
+from trl_multiagent.rollout.sampler import TeamSampler
+from trl_multiagent.rollout.tree import acting, first_nodes
+from trl_multiagent.runs.prepared import PreparedRun, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.team.agent_team import AgentTeam
@@ -37,17 +39,13 @@ def print_plan(lines: Mapping[str, Any], heading: str = HEADING) -> None:
 
 
 def rollout_lines(
-    run: PreparedRun,
-    roles: Sequence[str],
-    environment: Environment | None = None,
-    datasets: Datasets | None = None,
-    team: AgentTeam | None = None,
+    run: PreparedRun, environment: Environment, datasets: Datasets | None = None, team: AgentTeam | None = None
 ) -> dict[str, Any]:
     """
     Returns the plan of a training on rollouts, made without loading a model. The environment may add lines. Without
     `datasets`, the function loads the recipe's. `team`: the team without weights, if it is known.
     """
-    args, dataset = run.training_args, run.dataset
+    args = run.training_args
     num_train = num_eval = None
     items: Sequence[dict] = ()
     try:
@@ -56,13 +54,13 @@ def rollout_lines(
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
-    if team is not None and environment is not None and len(items) > 0:
+    if team is not None and len(items) > 0:
         first_prompts(args, team, environment, [items[0]])  # raises what a chat template refuses
 
     nodes = sum(args.nodes_per_turn)
     joint_actions = nodes * args.joint_actions_per_node  # each is one env step
     env_steps = run.items_per_step * joint_actions  # of one optimizer step
-    is_open = args.num_episodes is not None and not args.has_num_turns  # the workflow decides when it ends
+    is_open = args.num_episodes and not args.has_num_turns  # the workflow decides when it ends
     may_end = is_open or args.early_termination_threshold is not None
     or_fewer = " at most" if may_end and args.num_turns > 1 else ""
     if args.max_steps > 0:
@@ -75,27 +73,40 @@ def rollout_lines(
     lines = {
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
-        "agents": f"{agents(run.model_names, roles, args.frozen_agents or ())} ({run.form_in_words})",
+        "agents": f"{agents(run.model_names, environment.roles, args.frozen_agents or ())} ({run.form_in_words})",
         "training": (
-            f"{count(num_train, 'item')} of {dataset.name or 'the task'}, split {dataset.train_split or 'whole'}"
+            f"{count(num_train, 'item')} of {run.dataset.name or 'the task'}, "
+            f"split {run.dataset.train_split or 'whole'}"
         ),
-        "evaluation": f"{count(num_eval, 'item')} of split {dataset.eval_split}, {when}" if when else "none",
+        "evaluation": f"{count(num_eval, 'item')} of split {run.dataset.eval_split}, {when}" if when else "none",
         "rollouts": rollouts(args),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",
         "optimizer step": f"{count(args.items_per_device, 'item')} x "
-        f"{count(args.world_size, 'process', 'processes')}, "
+        f"{count(args.world_size, 'process')}, "
         f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
         "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
         "output folder": run.run_folder,
     }
-    if environment is not None and steps is not None and batches is not None:
+    if steps is not None and batches is not None:
         asked = batches * run.items_per_step * later_prompts(args)
-        if args.eval_strategy.value != "no" and num_eval is not None:
+        if args.eval_strategy.value != "no" and num_eval:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)
         lines |= environment.plan(items, asked, args.max_completion_length)
     return lines
+
+
+def first_prompts(
+    args: Any, team: AgentTeam, environment: Environment, items: Sequence[dict]
+) -> list[list[list[int]]]:
+    """
+    Returns the token ids of each agent's first prompts for some items. Raises `UnavailableError` if a chat template
+    refuses one.
+    """
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
+    nodes = first_nodes(items, environment)
+    return [[prompt.ids for prompt in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
 
 
 def baseline(args: RolloutConfig) -> str:
@@ -110,7 +121,7 @@ def baseline(args: RolloutConfig) -> str:
 def rollouts(args: RolloutConfig) -> str:
     """Describes the rollouts of an item."""
     turns = count(args.num_turns, "turn")
-    if args.num_episodes is not None:
+    if args.num_episodes:
         at_most = "" if args.has_num_turns else "at most "
         return f"{args.num_episodes} episodes per item, {at_most}{turns} each"
     return (
@@ -136,7 +147,7 @@ def agents(names: str | list[str], roles: Sequence[str], frozen: Sequence[str] =
 def later_prompts(args: RolloutConfig) -> int:
     """Counts the later-turn prompts that an item's full tree requests."""
     nodes = args.nodes_per_turn
-    if args.handoff is not None and isinstance(args, ActorCriticConfig):  # critics also value joint actions that end
+    if args.handoff and isinstance(args, ActorCriticConfig):  # critics also value joint actions that end
         return sum(nodes[:-1]) * args.joint_actions_per_node
     return sum(nodes[1:])
 
@@ -148,11 +159,10 @@ def num_evaluations(args: RolloutConfig, steps: int) -> int:
     return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))
 
 
-def count(number: int | None, one: str, many: str | None = None) -> str:
+def count(number: int | None, one: str) -> str:
     """Formats a number with its noun: `1 item`, `2 items`."""
-    if number is None:
-        return f"unknown number of {many or one + 's'}"
-    return f"{number} {one if number == 1 else many or one + 's'}"
+    many = f"{one}es" if one.endswith("s") else f"{one}s"
+    return f"unknown number of {many}" if number is None else f"{number} {one if number == 1 else many}"
 
 
 # Memory
@@ -179,8 +189,8 @@ def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) 
     with end_on_wrong_input(run.prog):
         environment = run.make_environment()
         datasets = run.load_datasets()
-        lines = rollout_lines(run, environment.roles, environment, datasets)
-        print_plan(lines, "Plan: no weights were loaded, nothing was written.")
+        heading = "Plan: no weights were loaded, nothing was written."
+        print_plan(rollout_lines(run, environment, datasets), heading)
         if not {"bf16", "fp16", "use_cpu"} & run.arguments.keys():  # the default of a trainer depends on its machine
             run.training_args.bf16 = gpu != "T4"
         devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,12 +33,10 @@ from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import differences
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.report.run_report import check_unused
-from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.tree import acting, first_nodes
 from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
 from trl_multiagent.runs.run import check_folder, end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
-from trl_multiagent.settings.derive import Settings, check_repo_id, make_training_args, run_id, task_settings
+from trl_multiagent.settings.derive import Settings, check_repo_id, make_training_args, run_id
 from trl_multiagent.settings.read import ConfigError, config_errors, pop_path
 from trl_multiagent.settings.schema import AUTO
 from trl_multiagent.team.adapters import check_adapter_names
@@ -51,12 +49,12 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 # Metrics of an evaluation with no turn, no role and no name of the environment in their own names
-EVAL_METRICS = ("reward", "return", "final_turn/reward", "reward_std", "num_tokens", "runtime", "samples_per_second")
+EVAL_METRICS = "reward return final_turn/reward reward_std num_tokens runtime".split()
+EVAL_METRICS += "samples_per_second steps_per_second".split()
 
 
 # Arguments with roles as keys or entries
 ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
-NO_FOLDER = "`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one of them."
 # transformers cannot detect the packages of these values of `report_to`
 NOT_DETECTED = ("azure_ml", "flyte")
 
@@ -74,7 +72,7 @@ class PreparedRun(Settings):
     @property
     def task_settings(self) -> TaskSettings:
         """The argument of the task's functions."""
-        return task_settings(self, self.run_folder)
+        return self.for_task(self.run_folder)
 
     @property
     def run_folder(self) -> Path:
@@ -114,7 +112,7 @@ class PreparedRun(Settings):
     def form_in_words(self) -> str:
         """The form of the team and its data types, for a plan."""
         weights = f"{self.dtype} weights"
-        if self.peft_config is not None:
+        if self.peft_config:
             base = self.loader.base_dtype(self.compute_dtype)
             weights = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
         form = ", one model for all" if self.agent_model.share_weights else ""
@@ -132,8 +130,8 @@ class PreparedRun(Settings):
     def make_environment(self) -> Environment:
         """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
         environment = make_environment(self, self.run_folder)
-        roles, args, section = environment.roles, self.training_args, self.algorithm
-        with config_errors(f"section `{section}`: "):
+        roles, args = environment.roles, self.training_args
+        with config_errors(f"section `{self.algorithm}`: "):
             if isinstance(args, RolloutConfig):
                 args.set_turns(environment)
             else:
@@ -143,14 +141,18 @@ class PreparedRun(Settings):
         for name in ROLE_ARGUMENTS:
             for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
                 if role not in roles:
-                    known = ", ".join(roles)
-                    raise ConfigError(f"`{section}.{name}` names {role!r}, which is not a role of the task: {known}.")
+                    raise ConfigError(
+                        f"`{self.algorithm}.{name}` names {role!r}, which is not a role of the task: "
+                        f"{', '.join(roles)}."
+                    )
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
-            raise ConfigError(f"`{section}.frozen_agents` has all roles, so there is nothing to train.")
+            raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
         for role in args.agent_learning_rates or ():
             if role in frozen:
-                raise ConfigError(f"`{section}.agent_learning_rates` has {role!r}, which is in `frozen_agents`.")
+                raise ConfigError(
+                    f"`{self.algorithm}.agent_learning_rates` has {role!r}, which is in `frozen_agents`."
+                )
         return environment
 
     def check_best_metric(self, environment: Environment) -> None:
@@ -159,11 +161,13 @@ class PreparedRun(Settings):
         metric.
         """
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
-        is_metric = is_eval_metric(metric, environment.roles, self.training_args.num_turns)
+        parts = ("reward/", *(f"agents/{role}/" for role in environment.roles))
+        parts += tuple(f"turn_{k + 1}/" for k in range(self.training_args.num_turns))
+        is_metric = metric in EVAL_METRICS or (metric.startswith(parts) and metric not in parts)
         if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
-            advice = f"choose one such as {', '.join(EVAL_METRICS[:3])}"
             raise ConfigError(
-                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; {advice}."
+                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; choose one such as "
+                f"{', '.join(EVAL_METRICS[:3])}."
             )
 
     def introduce(self) -> None:
@@ -171,7 +175,7 @@ class PreparedRun(Settings):
         if self.dry_run or self.task.introduction is None:
             return
         text = self.task.introduction(self.task_settings)
-        if text is not None and self.training_args.process_index == 0:
+        if text and self.training_args.process_index == 0:
             print(text, flush=True)
 
     def load_datasets(self) -> Datasets:
@@ -211,8 +215,7 @@ class PreparedRun(Settings):
     def describe(self, environment: Environment, train_dataset: Dataset, team: AgentTeam | None) -> dict[str, Any]:
         """Returns the settings that a checkpoint and all processes of the run must share."""
         args = self.training_args
-        trainer_name = type(args).__name__.removesuffix("Config")
-        run = describe_run(trainer_name, environment.roles, team, train_dataset, args)
+        run = describe_run(type(args).__name__.removesuffix("Config"), environment.roles, team, train_dataset, args)
         return {**run, **describe_environment(environment)}
 
 
@@ -221,7 +224,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     Completes checked settings and the trainer's arguments on this machine. Raises `ConfigError` if a setting cannot
     work on it.
     """
-    algorithm, output = settings.algorithm, settings.output
+    output = settings.output
     prefix = "mt_job" if training_args.num_turns > 1 else "job"
     training_args.output_dir, checkpoint = choose_folder(settings, prefix)
     if output.save_path and output.save_final_model:
@@ -231,7 +234,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
         settings.notes.append("`output.save_final_model: false` has no effect: `push_to_hub` uploads the saved team.")
     # `config.yaml` describes the whole run, and is pushed
     for name in ("resume_from_checkpoint", "resume_changes", "hub_token"):
-        pop_path(settings.merged, f"{algorithm}.{name}")
+        pop_path(settings.merged, f"{settings.algorithm}.{name}")
     return PreparedRun(
         **vars(settings),
         training_args=training_args,
@@ -260,17 +263,17 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
     if isinstance(resume, str) and resume != AUTO:
         return output_dir or str(Path(resume).parent), resume
-    if resume and output_dir is None and name is None:
-        raise ConfigError(NO_FOLDER)
+    if resume and not settings.has_named_folder:
+        raise ConfigError("`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one.")
     last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    if resume is True and last is None:
+    if resume is True and not last:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
     starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete
-    starts &= not resume or last is None
+    starts &= not (resume and last)
     if starts and not settings.dry_run:
         with config_errors():
             check_unused(Path(folder))
-    if starts and last is not None:
+    if starts and last:
         settings.notes.append(
             f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
         )
@@ -282,25 +285,26 @@ def check_results(settings: Settings, args: Any) -> None:
     Checks that the run can sample, and write, report and push its results. A dry run only notes what is missing,
     because it may run elsewhere.
     """
-    algorithm, arguments = settings.algorithm, settings.arguments
-    setting = f"`{algorithm}.output_dir`" if "output_dir" in arguments else "`output.base_dir`"
-    check_folder(setting, Path(args.output_dir))
+    setting = f"{settings.algorithm}.output_dir" if "output_dir" in settings.arguments else "output.base_dir"
+    check_folder(f"`{setting}`", Path(args.output_dir))
     missing = [
-        f"`{algorithm}.report_to` has '{name}', which is not installed: pip install {name}."
+        f"`{settings.algorithm}.report_to` has '{name}', which is not installed: pip install {name}."
         for name in sorted({*args.report_to} - {*get_available_reporting_integrations(), *NOT_DETECTED})
     ]
     if args.push_to_hub:
-        check_repo_id(f"{algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
+        check_repo_id(f"{settings.algorithm}.hub_model_id", args.hub_model_id or Path(args.output_dir).absolute().name)
         if args.hub_token is None and get_token() is None:
-            advice = "log in with `hf auth login`, or set HF_TOKEN"
-            missing.append(f"`{algorithm}.push_to_hub` needs a token that may write: {advice}.")
+            missing.append(
+                f"`{settings.algorithm}.push_to_hub` needs a token that may write: log in with `hf auth login`, or "
+                "set HF_TOKEN."
+            )
     if isinstance(args, RolloutConfig) and args.use_vllm:
         from trl_multiagent.trainers.base.vllm import check_machine
 
         try:
             check_machine(args)
         except (ImportError, ValueError) as error:
-            missing.append(f"section `{algorithm}`: {error}")
+            missing.append(f"section `{settings.algorithm}`: {error}")
     if missing and not settings.dry_run:
         raise ConfigError(missing[0])
     settings.notes += missing
@@ -327,20 +331,17 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
     weights load. Returns `None` if it is not built.
     """
-    args, loader, names = run.training_args, run.loader, run.model_list
+    args, loader = run.training_args, run.loader
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     adapts_critics = isinstance(args, ActorCriticConfig) and args.critic_form == "adapter"
-    is_plain = all(name in loader.builders for name in names) and loader.peft_config is None and not loader.arguments
-    if is_plain and not adapts_critics:
-        return None  # no setting can be wrong
-    is_local = all(name in run.task.models or Path(name).is_dir() for name in names)
-    if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file is not None:
+    is_local = all(name in run.task.models or Path(name).is_dir() for name in run.model_list)
+    if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file:
         return None
     try:
         with quiet_loading():
             team = loader.outline(roles, run.dtype)
-        if loader.peft_config is not None:
+        if loader.peft_config:
             for role in team.adapted_roles:
                 check_adapter_names(loader.peft_config, cast(PeftModel, team.policies[role]))
     except Exception as error:  # transformers and PEFT raise errors of many kinds
@@ -355,16 +356,6 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     return team
 
 
-def first_prompts(args: Any, team: AgentTeam, environment: Environment, items: list[dict]) -> list[list[list[int]]]:
-    """
-    Returns the token ids of each agent's first prompts for some items. Raises `UnavailableError` if a chat template
-    refuses one.
-    """
-    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
-    nodes = first_nodes(items, environment)
-    return [[prompt.ids for prompt in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
-
-
 def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset) -> None:
     """
     Locks the folder of the run, and checks that all processes have the same settings and data, and that the checkpoint
@@ -375,22 +366,12 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
             check_agreement(state, run.describe(environment, train_dataset, team=None))
-        if checkpoint is not None and ALGORITHMS[run.algorithm].run == ROLLOUTS:
+        if checkpoint and ALGORITHMS[run.algorithm].run == ROLLOUTS:
             here = run.describe(environment, train_dataset, run.outline(environment.roles))
             changes = differences(read_checkpoint(checkpoint)["settings"], here)
             check_changes(checkpoint, changes, run.training_args)  # the trainer compares the checksums
-        elif checkpoint is not None and run.extras.resume_from_checkpoint != AUTO:
+        elif checkpoint and run.extras.resume_from_checkpoint != AUTO:
             read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
         if state.is_main_process:
             advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
             run.reservation.enter_context(locked(run.run_folder, advice))
-
-
-def is_eval_metric(name: str, roles: Collection[str], num_turns: int) -> bool:
-    """Returns whether an evaluation may have a metric with this name, given without the prefix `eval_`."""
-    turn, agent = re.match(r"turn_(\d+)/.", name), re.match(r"agents/(.+?)/.", name)
-    if turn is not None:
-        return 1 <= int(turn[1]) <= num_turns
-    if agent is not None:
-        return agent[1] in roles
-    return name in (*EVAL_METRICS, "steps_per_second") or name.startswith("reward/")

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
@@ -38,15 +37,7 @@ from trl_multiagent.jobs.stage import Stage
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
-from trl_multiagent.preferences.rows import (
-    CHOSEN_REWARD,
-    ITEM_ID,
-    REJECTED_REWARD,
-    ROUND,
-    answer_columns,
-    ids_columns,
-    text_columns,
-)
+from trl_multiagent.preferences.rows import ITEM_ID, ROUND, columns_of
 from trl_multiagent.report.run_page import OWN_SECTIONS, by_path
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
@@ -84,7 +75,7 @@ SHARED = "seed bf16 fp16 deepspeed disable_tqdm gradient_checkpointing dataloade
 # loss, TRL's, and the ones of held-out pairs), and the arguments that may differ when a training is resumed
 SECTION, COMPLETE_FILE = "reward_model", "complete.json"
 EVAL_METRICS = "loss accuracy margin mean_reward min_reward max_reward".split()
-FREE = ("output_dir", "logging_dir", "report_to", "disable_tqdm", "run_name", "hub_token", "save_total_limit")
+FREE = "output_dir logging_dir report_to disable_tqdm run_name hub_token save_total_limit".split()
 
 
 def run_preferences(settings: Settings) -> None:
@@ -178,8 +169,9 @@ def collect(now: Round) -> None:
             now.pairs = replayed(run, number, now.pairs)
         if len(now.pairs) == 0:
             where = f" The team before this round is in {now.source}." if now.source else ""
-            problem = "has no pairs: all answers to an item have the same reward"
-            raise ConfigError(f"The collection in {folder} {problem}.{where}")
+            raise ConfigError(
+                f"The collection in {folder} has no pairs: all answers to an item have the same reward.{where}"
+            )
 
 
 def learn_reward(now: Round) -> None:
@@ -188,10 +180,9 @@ def learn_reward(now: Round) -> None:
     run.say(f"\nTraining the reward model on {len(now.pairs)} preferences")
     settings: Any = run.reward_args  # every training has a copy with its own DeepSpeed configuration
     with end_on_wrong_input(run.prepared.prog):
-        args: JointRewardConfig = dataclasses.replace(settings, output_dir=str(folder))
+        args: JointRewardConfig = replace(settings, output_dir=str(folder))
         model = build(run.reward_base, run.prepared.builders)
-        facts = train_reward_model(model, args, now.pairs, list(run.roles), run.reward_peft)
-    run.say(f"Reward model in {folder}: {summary(facts)}")
+        train_reward_model(model, args, now.pairs, list(run.roles), run.reward_peft)
 
 
 def train_on_pairs(now: Round) -> None:
@@ -254,6 +245,7 @@ class PreferenceRun:
     items: Dataset
     eval_items: Dataset | None
     reward: RewardSettings  # of MARLHF
+    reward_peft: LoraConfig | None = None  # the adapter of its reward model
 
     def __init__(self, settings: Settings):
         algorithm, arguments, extras = settings.algorithm, settings.arguments, settings.extras
@@ -263,16 +255,17 @@ class PreferenceRun:
         self.preference_dataset: str | None = arguments.get("preference_dataset")
         processed = {}
         if learn_reward in self.stages:
-            self.reward = settings.part(RewardSettings)
-            self.trained_with = self.reward.rl_algorithm
-            if not self.reward.process_model_reward:
+            self.reward = reward = settings.part(RewardSettings)
+            self.trained_with = reward.rl_algorithm
+            if not reward.process_model_reward:
                 processed = {"reward_scale": 1.0, "reward_shift": 0.0}
         if extras.resume_from_checkpoint is True:  # an early stage has no checkpoint yet
             extras.resume_from_checkpoint = AUTO
         if self.in_rounds and extras.resume_from_checkpoint not in (None, False, AUTO):
-            advice = "the same RUN_ID or `output_dir` goes on by itself"
-            raise ConfigError(f"`{algorithm}.resume_from_checkpoint` cannot be a folder: {advice}.")
-        if self.in_rounds and self.preference_dataset is not None:
+            raise ConfigError(
+                f"`{algorithm}.resume_from_checkpoint` cannot be a folder: the same RUN_ID or `output_dir` goes on."
+            )
+        if self.in_rounds and self.preference_dataset:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.args = args = make_training_args(settings, ALGORITHMS[self.trained_with].config_class(), **processed)
         self.prepared = run = prepare_run(settings, args)
@@ -292,10 +285,17 @@ class PreferenceRun:
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
         self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
         if learn_reward in self.stages:
-            self.reward_base = self.reward.reward_model_name or settings.model_list[0]
+            self.reward_base = reward.reward_model_name or settings.model_list[0]
             check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task.models)
-            self.reward_args = make_reward_args(settings, self.reward, args)
-            self.reward_peft = make_reward_peft(algorithm, self.reward)
+            self.reward_args = make_reward_args(settings, reward, args)
+            if reward.reward_peft is not None:
+                if reward.reward_freeze_backbone:
+                    raise ConfigError(
+                        f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`."
+                    )
+                own = {**PEFT_DEFAULTS, **reward.reward_peft}
+                with config_errors():
+                    self.reward_peft = read_section(f"{algorithm}.reward_peft", own, LoraConfig)
 
     def part_of(self, number: int, name: str = "") -> Path:
         """
@@ -323,7 +323,7 @@ def sample_pairs(now: Round, folder: Path) -> tuple[Dataset, dict[str, Any]]:
     run, prepared = now.run, now.run.prepared
     run.say(f"Collecting preferences in {folder}")
     comparator = build(run.preferences.comparator_model_name, prepared.builders)
-    config = dataclasses.replace(run.preferences, output_dir=str(folder), comparator_model_name=comparator)
+    config = replace(run.preferences, output_dir=str(folder), comparator_model_name=comparator)
     environment, items = run.environment, first_rows(run.items, run.num_items)
     if now.number > 0 and prepared.arguments.get("preference_scoring_reward") == "reward_model":
         environment = with_reward_of(run, now.number - 1, score_task=False)
@@ -340,10 +340,7 @@ def replayed(run: PreferenceRun, number: int, preferences: Dataset) -> Dataset:
     drawn = replay([len(dataset) for dataset in rounds], run.replay, run.preferences.seed)
     if not drawn:
         return preferences.select([])
-    columns = []
-    for role in run.roles:
-        columns += [*text_columns(role), *answer_columns(role), *ids_columns(role)]
-    columns += [CHOSEN_REWARD, REJECTED_REWARD, ITEM_ID, ROUND]
+    columns = [*columns_of(run.roles), ITEM_ID, ROUND]
     starts = [0, *accumulate(map(len, rounds))]
     everything = concatenate_datasets(
         [x.select_columns([name for name in columns if name in x.column_names]) for x in rounds if len(x) > 0]
@@ -444,38 +441,34 @@ def plan(run: PreferenceRun) -> dict[str, Any]:
         lines |= cost(run.preferences, run.environment, lambda: first_rows(prepared.load_datasets()[0], run.num_items))
     else:
         lines["preferences"] = run.preference_dataset
-    return lines | (plan_of_rewards(run) if learn_reward in run.stages else plan_of_pairs(run))
-
-
-def plan_of_pairs(run: PreferenceRun) -> dict[str, Any]:
-    """Returns the lines of a plan about a training on preferences."""
-    prepared, args = run.prepared, run.args
-    pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
-    steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
-    when = args.eval_strategy.value
-    evaluation = "no" if when == "no" else f"the task's reward on split {prepared.dataset.eval_split}, by {when}"
-    return {
-        "algorithm": f"{prepared.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
-        **collaboration(prepared),
-        "agents": f"{agents(prepared.model_names, run.roles)} ({prepared.form_in_words})",
-        "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
-        "evaluation": evaluation,
-        "output folder": prepared.run_folder,
-    }
-
-
-def plan_of_rewards(run: PreferenceRun) -> dict[str, Any]:
-    """Returns the lines of a plan about the trainings of a reward model and with it."""
+    args = run.args
+    if learn_reward not in run.stages:
+        pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+        steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
+        when = args.eval_strategy.value
+        evaluation = "no" if when == "no" else f"the task's reward on split {prepared.dataset.eval_split}, by {when}"
+        return {
+            **lines,
+            "algorithm": f"{prepared.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
+            **collaboration(prepared),
+            "agents": f"{agents(prepared.model_names, run.roles)} ({prepared.form_in_words})",
+            "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
+            "evaluation": evaluation,
+            "output folder": prepared.run_folder,
+        }
     args = run.reward_args
     adapter = "all weights" if run.reward_peft is None else f"LoRA of rank {run.reward_peft.r}"
     trained = "the head" if args.freeze_backbone else adapter
-    pairs = (
-        f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
-        f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
-    )
-    model = {"reward model": f"starts from {run.reward_base}, trains {trained}", "reward training": pairs}
-    algorithm = f"{run.prepared.algorithm}, {run.trained_with} with the reward of the model"
-    return {**model, **rollout_lines(run.prepared, run.roles), "algorithm": algorithm}
+    return {
+        **lines,
+        "reward model": f"starts from {run.reward_base}, trains {trained}",
+        "reward training": (
+            f"{1 - args.eval_fraction:.0%} of the items, {args.num_train_epochs:g} epochs, "
+            f"{args.per_device_train_batch_size} pairs per device and step, learning rate {args.learning_rate:g}"
+        ),
+        **rollout_lines(prepared, run.environment),
+        "algorithm": f"{prepared.algorithm}, {run.trained_with} with the reward of the model",
+    }
 
 
 # The settings of the reward model
@@ -501,17 +494,6 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
     return checked_args(section, more, values)
 
 
-def make_reward_peft(algorithm: str, reward: RewardSettings) -> LoraConfig | None:
-    """Makes the adapter of the reward model. Raises `ConfigError` if PEFT refuses a value."""
-    fields = reward.reward_peft
-    if fields is None:
-        return None
-    if reward.reward_freeze_backbone:
-        raise ConfigError(f"`{algorithm}.reward_freeze_backbone` trains the head: remove `{algorithm}.reward_peft`.")
-    with config_errors():
-        return read_section(f"{algorithm}.reward_peft", {**PEFT_DEFAULTS, **fields}, LoraConfig)
-
-
 # The reward model, alone (`train_reward_model.py`) or for MARLHF
 
 
@@ -531,9 +513,7 @@ def run_reward_model(settings: Settings) -> None:
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
         with end_on_signal(prog, list), end_with_one_line(prog):
-            facts = train_reward_model(model, args, preferences, list(environment.roles), peft_config)
-    if args.process_index == 0:
-        print(f"Reward model in {args.output_dir}: {summary(facts)}", flush=True)
+            train_reward_model(model, args, preferences, list(environment.roles), peft_config)
 
 
 def make_args(settings: Settings) -> JointRewardConfig:
@@ -545,10 +525,10 @@ def make_args(settings: Settings) -> JointRewardConfig:
         raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
     if model.is_quantized:
         raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are for teams.")
-    names = {field.name for field in dataclasses.fields(JointRewardConfig)}
+    names = {field.name for field in fields(JointRewardConfig)}
     values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
     values |= {name: value for name, value in settings.arguments.items() if name in names}
-    has_base = model.torch_dtype is not None and (model.use_peft or settings.has_peft_section)  # of an adapter
+    has_base = model.torch_dtype and (model.use_peft or settings.has_peft_section)  # of an adapter
     values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
     return checked_args(SECTION, settings.values[SECTION], values)
 
@@ -569,12 +549,12 @@ def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) ->
 
 def train_reward_model(
     model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
-) -> dict[str, Any]:
+) -> None:
     """
     Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is
-    resumed from its last checkpoint; a complete model is kept. Returns the numbers about held-out pairs, see
-    [`JointRewardTrainer.report`]; empty if no pairs are held out. Raises `ValueError` if the folder holds other work
-    or is locked, or the checkpoint does not fit.
+    resumed from its last checkpoint; a complete model is kept. Prints numbers about held-out pairs, see
+    [`JointRewardTrainer.report`], if there are any. Raises `ValueError` if the folder holds other work or is locked,
+    or the checkpoint does not fit.
     """
     folder = Path(args.output_dir)
     is_complete = (folder / COMPLETE_FILE).is_file()
@@ -591,27 +571,23 @@ def train_reward_model(
     stage = Stage(folder, "reward model", settings, PartialState(), free)
     if is_complete:
         stage.check()
-        return read_json(folder / COMPLETE_FILE)["report"]
-    with stage.open():
-        forget_engine()
-        trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        facts = {} if trainer.eval_dataset is None else trainer.report()
-        trainer.save_model()
-        trainer.create_model_card()
-        trainer.accelerator.wait_for_everyone()  # until all files are written
-        stage.save_result(COMPLETE_FILE, {"report": facts})
-    return facts
-
-
-def summary(facts: dict[str, Any]) -> str:
-    """Returns the numbers about held-out pairs on one line."""
-    if not facts:
-        return "no pairs were held out to measure it"
-    return (
-        f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order, margin "
-        f"{facts['margin']:.2f} ({REPORT_FILE})"
-    )
+        facts = read_json(folder / COMPLETE_FILE)["report"]
+    else:
+        with stage.open():
+            forget_engine()
+            trainer = JointRewardTrainer(model, args, preferences, roles=roles, peft_config=peft_config)
+            trainer.train(resume_from_checkpoint=checkpoint)
+            facts = {} if trainer.eval_dataset is None else trainer.report()
+            trainer.save_model()
+            trainer.create_model_card()
+            trainer.accelerator.wait_for_everyone()  # until all files are written
+            stage.save_result(COMPLETE_FILE, {"report": facts})
+    if stage.state.is_main_process:
+        text = "no pairs were held out to measure it"
+        if facts:
+            ordered = f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order"
+            text = f"{ordered}, margin {facts['margin']:.2f} ({REPORT_FILE})"
+        print(f"Reward model in {folder}: {text}", flush=True)
 
 
 def forget_engine() -> None:
@@ -626,12 +602,12 @@ def forget_engine() -> None:
 def without_sharding(args: TrainingArguments) -> Iterator[None]:
     """Loads full (unsharded) models inside the block, even under ZeRO-3: a collection samples on each rank alone."""
     plugin = args.deepspeed_plugin
-    if plugin is not None:  # while it is registered, transformers shards the models that it loads
+    if plugin:  # while it is registered, transformers shards the models that it loads
         unset_hf_deepspeed_config()
     try:
         yield
     finally:
-        if plugin is not None:
+        if plugin:
             plugin.set_deepspeed_weakref()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
 from trl_multiagent.environments.yaml_task import task_of
 from trl_multiagent.folders import is_machine_fault
-from trl_multiagent.settings.algorithms import ALGORITHMS, COLLECTION, ROLLOUTS, import_class
+from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS, import_class
 from trl_multiagent.settings.derive import Settings, check_settings
 from trl_multiagent.settings.read import (
     RECIPES,
@@ -41,14 +41,13 @@ from trl_multiagent.settings.schema import (
     AgentModel,
     TopLevel,
     algorithm_keys,
-    documented_keys,
     extras_of,
     keys_of,
     sections_of,
 )
 
 
-# The settings of an algorithm that `--help` shows; `--help all` shows all of them
+# The settings that `--help` shows of those that the algorithm has; `--help all` shows all of them
 USUAL = {
     "learning_rate": "Learning rate of every agent.",
     "num_train_epochs": "Passes over the training items.",
@@ -62,9 +61,6 @@ USUAL = {
     "output_dir": "Folder of the run.",
     "report_to": "Where metrics go: none, wandb, tensorboard, ...",
     "resume_from_checkpoint": "Checkpoint to resume from; true for the last one of the folder; auto: if there is one.",
-}
-OF_ROLLOUTS = ("num_turns", "num_generations", "items_per_device")
-OF_COLLECTIONS = {
     "preference_num_candidates": "Joint answers that are sampled per item.",
     "preference_pairs_per_sample": "Maximum number of pairs of an item.",
     "pair_selection": "Which pairs of an item are kept: reward_gap, comparator_reward, random or all.",
@@ -166,18 +162,15 @@ def read_settings(algorithm: str, task: Tasks, argv: Sequence[str] | None, prog:
     return settings
 
 
-def read_plan(tasks: Mapping[str, str], argv: Sequence[str], prog: str) -> Settings:
+def read_plan(tasks: Mapping[str, str], config: str, argv: Sequence[str], prog: str) -> Settings:
     """
-    Reads and checks the settings of a plan. `argv`: the arguments of a training, with `--config`. The file has a
-    section for the algorithm.
+    Reads and checks the settings of a plan. `config`: the file, which has a section for the algorithm; `argv`: the
+    other arguments of a training.
     """
-    config = make_parser("magrpo", prog).parse_known_args(argv)[0].config
     algorithm = algorithm_of(read_yaml(config_file("--config", config, RECIPES))) or "magrpo"
     if ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run.")
-    settings = read_settings(algorithm, tasks, argv, prog)
-    settings.dry_run = True
-    return settings
+    return read_settings(algorithm, tasks, ["--config", config, *argv, "--dry_run"], prog)
 
 
 def algorithm_of(written: Mapping[str, Any]) -> str | None:
@@ -218,16 +211,17 @@ def choose_task(tasks: Tasks, merged: Mapping[str, Any], config: str | None = No
     if name is None:
         name = next((name for name in tasks if name in merged), next(iter(tasks)))
     if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
-        advice = "a task of your own has the form module:NAME"
-        raise ConfigError(f"`task` is {name!r}, which is none of {', '.join(tasks)}; {advice}.")
+        raise ConfigError(
+            f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
+        )
     with config_errors():
         task = import_object("task", tasks.get(name, name), config)
     if isinstance(task, Environment):
         task = task_of(task)
     if not isinstance(task, Task):
-        type_name = type(task).__name__
         raise ConfigError(
-            f"`task` names {name!r}, which is of type {type_name}, neither a `trl_multiagent.Task` nor an environment."
+            f"`task` names {name!r}, which is of type {type(task).__name__}, neither a `trl_multiagent.Task` nor an "
+            "environment."
         )
     return task
 
@@ -241,8 +235,9 @@ def check_folder(setting: str, folder: Path) -> None:
         with tempfile.TemporaryDirectory(dir=existing):
             pass
     except OSError as error:  # a file system such as /proc has no permissions that tell it
-        problem = f"nothing can be written to {existing} ({error.strerror})"
-        raise ConfigError(f"{setting} names the folder '{folder}', but {problem}.") from error
+        raise ConfigError(
+            f"{setting} names the folder '{folder}', but nothing can be written to {existing} ({error.strerror})."
+        ) from error
 
 
 # The command line
@@ -262,9 +257,15 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         add_help=False,
     )
     recipe = parser.add_argument_group("recipe")
-    help_help = "Show the usual settings; with 'all', every one."
-    levels = ("usual", "all")
-    recipe.add_argument("-h", "--help", nargs="?", const="usual", choices=levels, metavar="all", help=help_help)
+    recipe.add_argument(
+        "-h",
+        "--help",
+        nargs="?",
+        const="usual",
+        choices=("usual", "all"),
+        metavar="all",
+        help="Show the usual settings; with 'all', every one.",
+    )
     recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
     override_help = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
     recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=override_help)
@@ -298,13 +299,11 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
     Prints the help of a recipe: common settings; with `full`, all of them (imports TRL).
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
-    usual = USUAL
-    if COLLECTION in ALGORITHMS[algorithm].parts:
-        usual = {name: text for name, text in USUAL.items() if name not in OF_ROLLOUTS} | OF_COLLECTIONS
+    known = algorithm_keys(algorithm)
+    usual = {name: text for name, text in USUAL.items() if name in known}
     if full:
-        own = keys_of(AgentModel).items()
-        flags |= {name: key.help for name, key in own}
-        keys = algorithm_keys(algorithm, documented_keys).items()
+        flags |= {name: key.help for name, key in keys_of(AgentModel).items()}
+        keys = algorithm_keys(algorithm, documented=True).items()
         usual = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
     for title, texts in (
         ("flags for the model and the data, named as in TRL's scripts", flags),

@@ -11,8 +11,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,9 @@ from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
-from trl_multiagent.settings.read import ConfigError
+from trl_multiagent.settings.read import ConfigError, fail
 
 
-NAME = "training with several seeds"
-SECONDS_BETWEEN_LOOKS = 0.2
 EVALUATION_FILES = ("evaluation.json", "cross_play.json")
 COMPARISON_FILE = "comparison.html"
 PROGRAM = ["-m", "trl_multiagent.cli"]
@@ -68,20 +66,13 @@ def train_with_seeds(
         config = make_parser(algorithm).parse_known_args(argv)[0].config
         name = algorithm if config is None else Path(config).stem.removesuffix("_config")
         folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
-        runs = [folder / f"seed_{seed}" for seed in seeds]
         command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *argv]
+        command += ["--resume_from_checkpoint", "auto"]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--override", "output.save_path=null"]
-        resume = ["--resume_from_checkpoint", "true"]
+        runs = [folder / f"seed_{seed}" for seed in seeds]
         commands = {
-            run.name: [
-                *command,
-                "--seed",
-                str(seed),
-                "--output_dir",  # the last one counts
-                str(run),
-                *resume * any(run.glob("checkpoint-*")),
-            ]
+            run.name: [*command, "--seed", str(seed), "--output_dir", str(run)]  # the last folder counts
             for seed, run in zip(seeds, runs, strict=True)
         }
         if settings.dry_run:
@@ -95,7 +86,8 @@ def train_with_seeds(
         shared = by_path(settings.merged)
         for path in (f"{algorithm}.output_dir", "output.base_dir"):
             shared.pop(path, None)
-        stage = Stage(folder, NAME, shared, PartialState(), advice="choose another --output_dir")
+        advice = "choose another --output_dir"
+        stage = Stage(folder, "training with several seeds", shared, PartialState(), advice=advice)
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
@@ -117,10 +109,10 @@ def print_results(runs: Sequence[Path]) -> None:
     from trl_multiagent.report.run_page import read_run
 
     results = [series_of(read_run(run).logs) for run in runs]
-    report = f"Report           {make_report([str(runs[0].parent)])}"
+    print("", *text_table(group_table({"mean of the seeds": results})), "", sep="\n")
+    print(f"Report           {make_report([str(runs[0].parent)])}")
     command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
-    together = f"Evaluate them together: trl-multiagent {command}"
-    print("", *text_table(group_table({"mean of the seeds": results})), "", report, together, sep="\n", flush=True)
+    print(f"Evaluate them together: trl-multiagent {command}", flush=True)
 
 
 def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable[[str], None], folder: Path) -> int:
@@ -129,35 +121,33 @@ def run_all(commands: Mapping[str, Sequence[str]], num_jobs: int, done: Callable
     at a time, their output goes to `<name>.log` in `folder`. After a failure or a signal, no other command starts.
     Returns the exit status of the first failure, or 0.
     """
-    waiting, slots, status = dict(commands), [*range(num_jobs)], 0
-    running: dict[str, tuple[subprocess.Popen, int]] = {}
-    with leaving_signals_to_children(), contextlib.ExitStack() as stack:
-        while running or (waiting and not status):
-            if REQUEST.signal and waiting:  # the current run may end with status 0, but no other may start
-                status = status or -REQUEST.signal
-            while waiting and slots and not status:
-                name, slot = next(iter(waiting)), slots.pop()
-                output = None
-                if num_jobs > 1:
-                    output = stack.enter_context((folder / f"{name}.log").open("a"))
-                    print(f"{name}: started, its output goes to {output.name}", flush=True)
-                process = subprocess.Popen(
-                    waiting.pop(name),
-                    stdout=output,
-                    stderr=output,
-                    env=os.environ | visible_devices(slot, num_jobs),
-                    preexec_fn=end_with_parent,  # a run without the program that started it would lock its folder
-                )
-                running[name] = process, slot
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            for name, (process, slot) in list(running.items()):
-                if process.poll() is not None:
-                    del running[name]
-                    slots.append(slot)
-                    status = status or process.returncode
-                    print(f"{name}: {ending(process.returncode)}", flush=True)
-                    if process.returncode == 0:
-                        done(name)
+    slots, status = [*range(num_jobs)], 0
+
+    def run(name: str) -> None:
+        nonlocal status
+        if REQUEST.signal:  # the run before may have ended with status 0, but no other may start
+            status = status or -REQUEST.signal
+        if status:
+            return
+        slot, output = slots.pop(), None
+        if num_jobs > 1:
+            output = stack.enter_context((folder / f"{name}.log").open("a"))
+            print(f"{name}: started, its output goes to {output.name}", flush=True)
+        ended = subprocess.run(
+            commands[name],
+            stdout=output,
+            stderr=output,
+            env=os.environ | visible_devices(slot, num_jobs),
+            preexec_fn=end_with_parent,  # a run without the program that started it would lock its folder
+        )
+        slots.append(slot)
+        status = status or ended.returncode
+        print(f"{name}: {ending(ended.returncode)}", flush=True)
+        if ended.returncode == 0:
+            done(name)
+
+    with leaving_signals_to_children(), contextlib.ExitStack() as stack, ThreadPoolExecutor(num_jobs) as pool:
+        list(pool.map(run, commands))
     return status
 
 
@@ -191,11 +181,11 @@ def make_report(folders: Sequence[str], output: str | None = None) -> Path:
     first = Path(folders[0])
     target = Path(output) if output else first / REPORT_FILE if len(folders) == 1 else Path(COMPARISON_FILE)
     evaluation = evaluation_in(first) if len(folders) == 1 else None
-    if evaluation is not None:
+    if evaluation:
         page = {"title": f"Evaluation: {'/'.join(first.absolute().parts[-2:])}", "evaluation": evaluation}
     else:
         runs = list({run.resolve(): run for folder in folders for run in runs_in(Path(folder))}.values())
-        evaluations = [x for path in first.glob("*/") if (x := evaluation_in(path)) is not None]
+        evaluations = [x for path in first.glob("*/") if (x := evaluation_in(path))]
         evaluation = evaluations[0] if len(evaluations) == len(folders) == 1 else None
         from trl_multiagent.report.run_page import comparison_page, read_run
         from trl_multiagent.report.run_report import run_report
@@ -239,26 +229,36 @@ def experiments() -> dict[str, dict[str, Any]]:
 
 
 def run_experiment(
-    name: str, tasks: Mapping[str, str], seeds: Sequence[int], num_jobs: int, folder: Path, more: Sequence[str]
+    name: str | None,
+    tasks: Mapping[str, str],
+    seeds: Sequence[int],
+    num_jobs: int,
+    folder: Path | None,
+    more: Sequence[str],
 ) -> int:
     """
     Trains the team of an experiment for each seed, evaluates all teams and their controls together, and prints the
     results, the published numbers and the path of the report. An interrupted call can be repeated, and resumes.
 
     Args:
-        name (`str`): A key of [`experiments`].
+        name (`str`, *optional*): A key of [`experiments`]. Without it, the experiments are listed.
         tasks (`Mapping[str, str]`): The named tasks.
         seeds (`Sequence[int]`): The seeds.
         num_jobs (`int`): Trainings at the same time.
-        folder (`Path`): Folder of the results.
+        folder (`Path`, *optional*): Folder of the results; by default one in `outputs/reproduce`.
         more (`Sequence[str]`): More arguments of the trainings, such as `--dry_run` or `--max_steps 5`.
 
     Returns:
         `int`: The exit status: 0, or the status of the training or evaluation that failed.
     """
-    experiment = experiments()[name]
+    known, prog = experiments(), "trl-multiagent reproduce"
+    if name is None:
+        print("\n".join(f"{key:<10}{experiment['about']}" for key, experiment in known.items()))
+        return 0
+    if name not in known:
+        fail(prog, f"there is no experiment {name!r}: choose one of {', '.join(known)}.")
+    experiment, folder, prog = known[name], folder or Path("outputs") / "reproduce" / name, f"{prog} {name}"
     algorithm, *argv = shlex.split(experiment["train"])
-    prog = f"trl-multiagent reproduce {name}"
     argv = [*argv, *more, "--output_dir", str(folder)]
     with leaving_signals_to_children():
         status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
@@ -266,18 +266,14 @@ def run_experiment(
         command = ["evaluate", *map(str, runs), *evaluation]
         if status == 0 and "--dry_run" in more:
             print(f"Then: trl-multiagent {shlex.join(command)}")
+        elif status == 0 and REQUEST.signal:
+            print(f"{prog}: ended by {NAMES[REQUEST.signal]}. The same command goes on.", file=sys.stderr)
+            status = 128 + REQUEST.signal
         elif status == 0:
-            status = run_command(command, prog) or run_command(["report", str(folder)], prog)
+            status = subprocess.run([sys.executable, *PROGRAM, *command]).returncode
+            if status == 0:
+                with end_on_wrong_input(prog):
+                    print(f"Report           {make_report([str(folder)])}")
         if status == 0 and "published" in experiment:
             print("\n".join(["", "Published:", *text_table(experiment["published"])]), flush=True)
     return status
-
-
-def run_command(arguments: Sequence[str], prog: str) -> int:
-    """
-    Runs a command of `trl-multiagent`, unless a signal has asked the program `prog` to end. Returns its exit status.
-    """
-    if REQUEST.signal is None:
-        return subprocess.run([sys.executable, *PROGRAM, *arguments]).returncode
-    print(f"{prog}: ended by {NAMES[REQUEST.signal]}. The same command goes on.", file=sys.stderr)
-    return 128 + REQUEST.signal

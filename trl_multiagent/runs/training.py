@@ -34,7 +34,7 @@ def train_on_rollouts(settings: Settings) -> None:
             environment = run.make_environment()
             outline = check_team(run, environment.roles)
             if run.dry_run:
-                return print_plan(rollout_lines(run, environment.roles, environment, team=outline))
+                return print_plan(rollout_lines(run, environment, team=outline))
             environment.prepare(run.training_args.num_turns)
             train_dataset, eval_dataset = run.load_datasets()
         check_run(run, environment, train_dataset)
@@ -60,7 +60,7 @@ def train(
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
         )
-    if callback is not None:
+    if callback:
         trainer.add_callback(callback(trainer))
     with end_with_one_line(run.prog):
         train_and_save(run, trainer)
@@ -78,12 +78,11 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
     with fail_together(trainer.accelerator):
         if trainer.is_world_process_zero():
             write_settings(run)
-    if run.task.callbacks is not None:
+    if run.task.callbacks:
         for callback in run.task.callbacks(run.task_settings, trainer):
             trainer.add_callback(callback)
-    checkpoint = run.resume_from_checkpoint
     with ending_later():  # so that a complete training is also saved
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=run.resume_from_checkpoint)
         save_results(run, trainer)
 
 
@@ -103,19 +102,14 @@ def save_results(run: PreparedRun, trainer: Trainer) -> None:
         trainer.save_model(str(run.team_folder), _internal_call=True)  # this does not push
     with fail_together(trainer.accelerator), writing("The team is saved; its card", run.run_folder):
         trainer.create_model_card(dataset_name=dataset_name)
-        copy_run_files(run, trainer)
+        source, target = run.run_folder.absolute(), run.team_folder.absolute()
+        if trainer.is_world_process_zero() and source != target:
+            for file in (RECIPE_FILE, CARD_FILE):
+                if (source / file).is_file():
+                    shutil.copy(source / file, target / file)
+            rename_card(run.team_folder, str(target))
     if run.training_args.push_to_hub:  # last, so that nothing is lost if the push fails
         trainer.push_to_hub(dataset_name=dataset_name)
-
-
-def copy_run_files(run: PreparedRun, trainer: Trainer) -> None:
-    """Copies the settings and the model card to the folder of the team."""
-    source, target = run.run_folder.absolute(), run.team_folder.absolute()
-    if trainer.is_world_process_zero() and source != target:
-        for name in (RECIPE_FILE, CARD_FILE):
-            if (source / name).is_file():
-                shutil.copy(source / name, target / name)
-        rename_card(run.team_folder, str(target))
 
 
 def set_up_wandb(wandb: Wandb) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
@@ -19,7 +18,7 @@ class Algorithm(NamedTuple):
     run: str = ROLLOUTS  # the function that trains with it: `(settings) -> None`
     # More dataclasses with keys of the section as fields. If two have a field of the same name, the first one counts
     parts: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = MappingProxyType({})  # of the section, where they differ from the classes' defaults
+    defaults: Mapping[str, Any] = {}  # of the section, where they differ from the classes' defaults
 
     def config_class(self) -> type:
         return import_class(self.config)
@@ -34,15 +33,13 @@ def import_class(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _algorithm(module: str, name: str, *more: Any) -> Algorithm:
-    """Returns the algorithm with the trainer `name` in the modules `<module>_config` and `<module>_trainer`."""
-    folder = f"trl_multiagent.trainers.{module}"
-    return Algorithm(f"{folder}_config.{name}Config", f"{folder}_trainer.{name}Trainer", *more)
-
-
-def _actor_critic(module: str, name: str) -> Algorithm:
+def _algorithm(module: str, name: str, *more: Any, configs: str | None = None) -> Algorithm:
+    """
+    Returns the algorithm with the trainer `name` in the module `<module>_trainer`, and its configuration in `configs`,
+    by default `<module>_config`.
+    """
     trainer = f"trl_multiagent.trainers.{module}_trainer.{name}Trainer"
-    return Algorithm(f"{CRITIC_CONFIGS}.{name}Config", trainer)
+    return Algorithm(f"{configs or f'trl_multiagent.trainers.{module}_config'}.{name}Config", trainer, *more)
 
 
 SCHEMA = "trl_multiagent.settings.schema"
@@ -70,13 +67,13 @@ ALGORITHMS = {
     "marloo": _algorithm("magrpo", "MARLOO"),
     "maremax": _algorithm("magrpo", "MAReMax"),
     "mareinforce": _algorithm("magrpo", "MAREINFORCE"),
-    "ac": _actor_critic("iac", "IAC"),
-    "iac": _actor_critic("iac", "IAC"),
-    "maac": _actor_critic("maac", "MAAC"),
+    "ac": _algorithm("iac", "IAC", configs=CRITIC_CONFIGS),
+    "iac": _algorithm("iac", "IAC", configs=CRITIC_CONFIGS),
+    "maac": _algorithm("maac", "MAAC", configs=CRITIC_CONFIGS),
     "madpo": _algorithm("madpo", "MADPO", PREFERENCES, PAIRS),
-    "madpo_iter": _algorithm("madpo", "MADPO", PREFERENCES, PAIR_ROUNDS, MappingProxyType(ROUNDS)),
+    "madpo_iter": _algorithm("madpo", "MADPO", PREFERENCES, PAIR_ROUNDS, ROUNDS),
     "marlhf": _algorithm("magrpo", "MAGRPO", PREFERENCES, REWARD),
-    "marlhf_iter": _algorithm("magrpo", "MAGRPO", PREFERENCES, MODEL_ROUNDS, MappingProxyType(REWARD_ROUNDS)),
+    "marlhf_iter": _algorithm("magrpo", "MAGRPO", PREFERENCES, MODEL_ROUNDS, REWARD_ROUNDS),
     "reward_model": _algorithm("joint_reward", "JointReward", REWARD_MODEL, (f"{SCHEMA}.PreferenceSource",)),
 }
 PREFERENCE_ALGORITHMS = ("madpo", "madpo_iter")  # they learn from pairs of answers, not from rollout trees

@@ -1,12 +1,11 @@
 """Checks the merged settings as a whole, and derives the arguments of the trainer from them."""
 
 import contextlib
-import dataclasses
 import importlib.util
 import os
 import typing
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,10 +41,8 @@ from trl_multiagent.settings.schema import (
 
 Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
-# The `critic_form` in which an argument has an effect
-ARGUMENTS_OF_FORMS = {"critic_lora_r": "adapter"}
 # Arguments of `from_pretrained` that other settings decide
-SET_ELSEWHERE = ["attn_implementation", "device_map", "dtype", "quantization_config", "revision", "torch_dtype"]
+SET_ELSEWHERE = "attn_implementation device_map dtype quantization_config revision torch_dtype".split()
 
 
 @dataclass(kw_only=True)
@@ -88,7 +85,7 @@ class Settings:
     @property
     def builders(self) -> dict[str, Callable[[], str]]:
         """The functions that build the base models of the task, and find those that a package has."""
-        own = task_settings(self, Path(self.output.base_dir))
+        own = self.for_task(Path(self.output.base_dir))
         return PACKAGED | {
             name: partial(model.build, own) if isinstance(model, ModelBuilder) else model
             for name, model in self.task.models.items()
@@ -135,24 +132,22 @@ class Settings:
     @property
     def has_named_folder(self) -> bool:
         """Whether the same command writes to the same folder again."""
-        return "output_dir" in self.arguments or run_id() is not None
+        return bool(self.arguments.get("output_dir") or run_id())
+
+    def for_task(self, run_folder: Path) -> TaskSettings:
+        """Returns the argument of the task's functions."""
+        sections = {name: self.sections[name] for name in ("dataset", *self.task.settings)}
+        return TaskSettings(sections, self.num_agents + len(self.seats), run_folder, self.is_centralized)
 
     def part(self, cls: type[Part], **changes: Any) -> Part:
         """
         Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and
         `changes`.
         """
-        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
         values = {name: value for name, value in self.arguments.items() if name in names}
         with config_errors(f"section `{self.algorithm}`: "):
             return cls(**{**values, **changes})
-
-
-def task_settings(settings: Settings, run_folder: Path) -> TaskSettings:
-    """Returns the argument of the task's functions."""
-    sections = {name: settings.sections[name] for name in ("dataset", *settings.task.settings)}
-    num_roles = settings.num_agents + len(settings.seats)
-    return TaskSettings(sections, num_roles, run_folder, settings.is_centralized)
 
 
 def run_id() -> str | None:
@@ -171,15 +166,16 @@ def check_settings(algorithm: str, task: Task, merged: Layer) -> Settings:
         if isinstance(section, PromptFiles) and section.prompts:  # the files may change later
             merged[name] = section.saved()
     given = {**ALGORITHMS[algorithm].defaults, **values[algorithm]}
-    extras = [field.name for field in dataclasses.fields(extras_of(algorithm))]
+    extras = extras_of(algorithm)
+    own = {field.name: given.pop(field.name) for field in fields(extras) if field.name in given}
     settings = Settings(
         algorithm=algorithm,
         task=task,
         merged=merged,
         values=values,
         sections=sections,
-        extras=extras_of(algorithm)(**{k: v for k, v in given.items() if k in extras}),
-        arguments={k: v for k, v in given.items() if k not in extras},
+        extras=extras(**own),
+        arguments=given,
         notes=[],
     )
     check_team_form(settings)
@@ -214,11 +210,7 @@ def check_team_form(settings: Settings) -> None:
     for arguments, is_used, switch in (
         (model.lora_arguments, model.use_peft, "use_peft: true`; or use `peft"),
         (model.quantization_arguments, model.is_quantized, "load_in_4bit: true"),
-        (
-            {"adapter_roles": model.adapter_roles} if model.adapter_roles else {},
-            has_adapters,
-            "use_peft: true`; or use `peft",
-        ),
+        (model.given("adapter_roles"), has_adapters, "use_peft: true`; or use `peft"),
     ):
         if arguments and not is_used:
             raise ConfigError(f"`agent_model.{next(iter(arguments))}` has no effect without `agent_model.{switch}`.")
@@ -254,19 +246,19 @@ def check_models(
             raise ConfigError(f"`{setting}` is {name!r}, which is neither a folder nor a GGUF file.")
         if not path.is_dir():
             check_repo_id(setting, name)
-        elif gguf_file is not None and not (path / gguf_file).is_file():
+        elif gguf_file and not (path / gguf_file).is_file():
             raise ConfigError(f"`agent_model.gguf_file` is {gguf_file!r}, but there is no such file in {name}.")
-        elif gguf_file is None and not holds_model(path):
+        elif not gguf_file and not holds_model(path):
             raise ConfigError(f"`{setting}` is {name!r}, a folder with none of {', '.join(MODEL_FILES)}.")
 
 
 def settings_without_effect(settings: Settings) -> Iterator[str]:
     """Yields the paths of given settings that have no effect because of others, each with the reason."""
-    algorithm, arguments, given = settings.algorithm, settings.arguments, settings.values[settings.algorithm]
+    algorithm, given = settings.algorithm, settings.values[settings.algorithm]
     keys = algorithm_keys(algorithm)
 
     def value(name: str) -> Any:
-        return arguments.get(name, keys[name].default if name in keys else None)
+        return settings.arguments.get(name, keys[name].default if name in keys else None)
 
     if settings.agents is not None and settings.agent_model.name is not None:
         yield "agent_model.name (`agents` is used)"
@@ -275,9 +267,8 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
     if not value("beta"):
         reasons["use_bias_correction_kl"] = "`beta` is off"
-    if algorithm in ACTOR_CRITICS:
-        form = value("critic_form")
-        reasons |= {name: f"`critic_form` is {form!r}" for name, own in ARGUMENTS_OF_FORMS.items() if form != own}
+    if algorithm in ACTOR_CRITICS and value("critic_form") != "adapter":
+        reasons["critic_lora_r"] = f"`critic_form` is {value('critic_form')!r}"
     if algorithm in PREFERENCE_ALGORITHMS:
         reasons |= dict.fromkeys(("reference_kl_enabled", "reference_kl_coef"), "the reference policy has `beta`")
     for name, reason in reasons.items():
@@ -301,8 +292,9 @@ def complete_arguments(settings: Settings) -> None:
     number = default if own_roles is None else max(1, len(own_roles) - len(settings.seats))
     arguments.setdefault("num_agents", number)
     if algorithm in SINGLE_AGENT and arguments["num_agents"] != 1:
-        several = SINGLE_AGENT[algorithm]
-        raise ConfigError(f"`{algorithm}.num_agents`: {algorithm} trains one agent; {several} trains several.")
+        raise ConfigError(
+            f"`{algorithm}.num_agents`: {algorithm} trains one agent; {SINGLE_AGENT[algorithm]} trains several."
+        )
     if arguments.get("report_to", "none") is None:
         arguments["report_to"] = "none"  # TRL's way to say null
     if "handoff" not in arguments and set(arguments.get("turn_gradient_weights") or [1.0]) != {1.0}:
@@ -311,14 +303,17 @@ def complete_arguments(settings: Settings) -> None:
     if extras.reference_kl_enabled and algorithm not in PREFERENCE_ALGORITHMS:
         beta = DEFAULT_KL_COEF if extras.reference_kl_coef is None else extras.reference_kl_coef
         if arguments.setdefault("beta", beta) != beta:
-            given = arguments["beta"]
-            raise ConfigError(f"`{algorithm}.reference_kl_coef` sets `beta` to {beta}, which is {given}; give one.")
+            raise ConfigError(
+                f"`{algorithm}.reference_kl_coef` sets `beta` to {beta}, which is {arguments['beta']}; give one."
+            )
     processor = sections["reward_processor"]
     for name, argument in {"scale_factor": "reward_scale", "shift": "reward_shift"}.items():
         value = getattr(processor, name)
         if processor.enabled and value is not None and arguments.setdefault(argument, value) != value:
-            used = f"`{algorithm}.{argument}` is {arguments[argument]:g}"
-            notes.append(f"`reward_processor.{name}: {value:g}` is not used, because {used}.")
+            notes.append(
+                f"`reward_processor.{name}: {value:g}` is not used, because `{algorithm}.{argument}` is "
+                f"{arguments[argument]:g}."
+            )
     if model.trust_remote_code:
         arguments["trust_remote_code"] = True  # for vLLM
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
@@ -328,7 +323,7 @@ def complete_arguments(settings: Settings) -> None:
         notes.append(f"`agent_model.torch_dtype: {model.torch_dtype}` {compute}; trained weights are float32.")
     if settings.output.verbose:
         arguments.setdefault("log_completions", True)
-    if settings.wandb.project is not None:
+    if settings.wandb.project:
         arguments.setdefault("report_to", ["wandb"])
         arguments.setdefault("run_name", settings.wandb.name)
 
@@ -337,16 +332,17 @@ def complete_evaluation(settings: Settings) -> None:
     """Derives `items_per_device`. Raises `ConfigError` if settings of batches or evaluations contradict each other."""
     algorithm, arguments, extras = settings.algorithm, settings.arguments, settings.extras
     learns_from_pairs = algorithm in PREFERENCE_ALGORITHMS
-    if extras.rollout_buffer_size is not None and "items_per_device" in arguments:
+    if extras.rollout_buffer_size and "items_per_device" in arguments:
         raise ConfigError(f"`{algorithm}.rollout_buffer_size` sets `{algorithm}.items_per_device`; give one of them.")
     if extras.train_batch_size not in (None, extras.rollout_buffer_size) and not learns_from_pairs:
-        reason = "every optimizer step uses the whole batch"
-        settings.notes.append(f"`{algorithm}.train_batch_size` has no effect: {reason}.")
+        settings.notes.append(
+            f"`{algorithm}.train_batch_size` has no effect: every optimizer step uses the whole batch."
+        )
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
     # A reward model is evaluated on the pairs that it holds out
     evaluates = extras.eval_interval or arguments.get("eval_strategy", "no") != "no"
-    if evaluates and algorithm != "reward_model" and settings.dataset.eval_split is None:
+    if evaluates and algorithm != "reward_model" and not settings.dataset.eval_split:
         name = "eval_interval" if extras.eval_interval else "eval_strategy"
         raise ConfigError(f"`{algorithm}.{name}` needs an evaluation set: set `dataset.eval_split`, or remove it.")
     leaves_open = arguments.get("per_device_train_batch_size", 1) in (1, "auto")
@@ -367,17 +363,17 @@ def complete_critics(settings: Settings) -> None:
     form = arguments.get("critic_form")
     if separate is not None and (form == "head") == separate:
         raise ConfigError(f"`{algorithm}.use_separate_critic` is {separate}, but `critic_form` is {form!r}; give one.")
-    if extras.value_head_hidden_dim is not None and form == "head":
+    if extras.value_head_hidden_dim and form == "head":
         arguments.setdefault("critic_value_head_hidden_dim", extras.value_head_hidden_dim)
-    elif extras.value_head_hidden_dim is not None:
+    elif extras.value_head_hidden_dim:
         notes.append(f"`{algorithm}.value_head_hidden_dim` has no effect: the critic is separate from the agent.")
     given = arguments.pop("critic_models", None)
     models = settings.values[""].get("critics") or settings.sections["critic_model"].name or given
-    if given is not None and given != models:
+    if given and given != models:
         raise ConfigError(f"`{algorithm}.critic_models` is {given!r}, but the critics are {models!r}; give one.")
-    if form == "head" and models is not None and given is None:
+    if form == "head" and models and not given:
         notes.append("`critic_model` and `critics` have no effect: the value head is on the agent's own model.")
-    elif models is not None and models not in (settings.model_names, [settings.model_names]):  # not the default
+    elif models and models not in (settings.model_names, [settings.model_names]):  # not the default
         check_models(f"{algorithm}.critic_models", models, settings.task.models)
         built = {*([models] if isinstance(models, str) else models)} & settings.task.models.keys()
         if built:
@@ -391,7 +387,7 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
     value.
     """
     algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
-    names = {field.name for field in dataclasses.fields(config_class)}  # the section may be about a collection, too
+    names = {field.name for field in fields(config_class)}  # the section may be about a collection, too
     if algorithm in ITERATIVE:
         names -= {"num_iterations"}  # the rounds; to a trainer, it is the number of steps on each batch
     if "num_agents" in names:
@@ -431,11 +427,11 @@ def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
     arguments = {}
     if settings.algorithm in PREFERENCE_ALGORITHMS:
         pairs = extras.train_batch_size or extras.rollout_buffer_size
-        if pairs is not None and "per_device_train_batch_size" not in settings.arguments:
+        if pairs and "per_device_train_batch_size" not in settings.arguments:
             at_once = args.world_size * args.gradient_accumulation_steps
             arguments["per_device_train_batch_size"] = max(1, pairs // at_once)
     else:
-        if extras.rollout_buffer_size is not None:
+        if extras.rollout_buffer_size:
             arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
         items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
         steps = steps and steps * args.num_iterations // items_per_step

@@ -5,7 +5,6 @@ Reads, merges and checks settings. A YAML file, `--override` and flags are layer
 import ast
 import contextlib
 import copy
-import dataclasses
 import difflib
 import json
 import re
@@ -23,7 +22,7 @@ from trl_multiagent.console import one_line
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import TYPED, check_value, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.schema import TRL_FLAGS, TRL_NAMES, AgentModel, known_settings
+from trl_multiagent.settings.schema import TRL_FLAGS, AgentModel, known_settings
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -43,7 +42,6 @@ HISTORY = ("memory_mode", "original_prompt", "previous_prompts", "previous_respo
 RENAMED = {
     "model": "agent_model",
     "model_name": "agent_model.name",
-    "agent_model.dtype": "agent_model.torch_dtype",
     "agent_model.model_kwargs.dtype": "agent_model.torch_dtype",
     "agent_model.model_kwargs.torch_dtype": "agent_model.torch_dtype",
     "agent_model.model_kwargs.revision": "agent_model.revision",
@@ -52,13 +50,8 @@ RENAMED = {
     "agent_model.tokenizer_kwargs.trust_remote_code": "agent_model.trust_remote_code",
     "agent_model.model_kwargs": "agent_model.model_init_kwargs",
     "critic_model.model_name_or_path": "critic_model.name",
-    "agent_model.temperature": "{algorithm}.temperature",
-    "agent_model.top_p": "{algorithm}.top_p",
-    "agent_model.top_k": "{algorithm}.top_k",
     "peft.lora_r": "peft.r",
     "peft.lora_target_modules": "peft.target_modules",
-    "wandb.run_name": "wandb.name",
-    "{algorithm}.seed": "seed",
     "{algorithm}.agent_learning_rate": "{algorithm}.learning_rate",
     "{algorithm}.num_epochs": "{algorithm}.num_train_epochs",
     "madpo.dpo_beta": "madpo.beta",
@@ -68,13 +61,9 @@ RENAMED = {
     "{algorithm}.normalize_advantage": "{algorithm}.advantage_normalization",
     "{algorithm}.termination_threshold": "{algorithm}.early_termination_threshold",
     **{f"{{algorithm}}.external_{name}": f"{{algorithm}}.{name}" for name in HISTORY},
-    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
     "{algorithm}.previous_responses": "{algorithm}.previous_response",
     "{algorithm}.external_previous_responses": "{algorithm}.previous_response",
-    "external.previous_responses": "{algorithm}.previous_response",
-    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
     "{algorithm}.expert_model": "external.expert_model",
-    "dataset.split": "dataset.train_split",
     "marlhf.critic_model_name": "marlhf.critic_models",
     "marlhf_iter.critic_model_name": "marlhf_iter.critic_models",
     "block_building.block_agent1": "block_building.palettes.builder_1",
@@ -87,6 +76,26 @@ RENAMED = {
     "reward_weights": "functions.reward_weights",
     "transition": "functions.transition",
     "order": "functions.order",
+    # Names of TRL's scripts
+    "agent_model.model_name_or_path": "agent_model.name",
+    "agent_model.model_revision": "agent_model.revision",
+    "{algorithm}.trust_remote_code": "agent_model.trust_remote_code",
+    "{algorithm}.model_init_kwargs": "agent_model.model_init_kwargs",
+}
+
+# More of them. If one file sets both names to different values, ours is used, and a note says so. For the names above,
+# this is an error
+OVERRULED = {
+    "agent_model.dtype": "agent_model.torch_dtype",
+    "agent_model.temperature": "{algorithm}.temperature",
+    "agent_model.top_p": "{algorithm}.top_p",
+    "agent_model.top_k": "{algorithm}.top_k",
+    "wandb.run_name": "wandb.name",
+    "{algorithm}.seed": "seed",
+    **{f"external.{name}": f"{{algorithm}}.{name}" for name in HISTORY},
+    "external.previous_responses": "{algorithm}.previous_response",
+    "{algorithm}.external_prompt_passthrough": "external.external_prompt_passthrough",
+    "dataset.split": "dataset.train_split",
 }
 
 # CoMLRL has the settings of this section in a mapping `task`. Here, `task` is a name
@@ -94,12 +103,6 @@ TASK_MAPPING = "block_building"
 
 # Other spellings of values
 VALUES = {"agent_model.torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}}
-
-# If one file sets one of these names and the name that replaces it to different values, the latter is used, and a note
-# says so. For other names in `RENAMED`, this is an error
-NOT_USED = ["agent_model.temperature", "agent_model.top_p", "agent_model.top_k", "agent_model.dtype", "wandb.run_name"]
-NOT_USED += ["{algorithm}.seed", "{algorithm}.external_prompt_passthrough", "dataset.split"]
-NOT_USED += [f"external.{name}" for name in (*HISTORY, "previous_responses")]
 
 # Arguments of the trainer for which null means the default
 NULL_IS_DEFAULT = (
@@ -111,7 +114,8 @@ BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 
 # Settings without an effect, by section, unless the algorithm or the task has them. They are accepted, and a run
 # prints one note that lists them
-NO_EFFECT_KEYS = {
+NO_EFFECT = {
+    "": "tokenizer",
     "agent_model": "type max_length special_tokens",
     "critic_model": "type max_length special_tokens torch_dtype dtype temperature top_p top_k",
     "dataset": "private csv_path json_path",
@@ -128,10 +132,6 @@ NO_EFFECT_KEYS = {
     "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
     "comparator_api_response_field",
 }
-NO_EFFECT = [
-    "tokenizer",
-    *(f"{section}.{name}" for section, names in NO_EFFECT_KEYS.items() for name in names.split()),
-]
 
 # Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown
 SECRETS = {
@@ -219,14 +219,13 @@ def parse_overrides(overrides: list[str]) -> Layer:
 
 def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> Layer:
     """Reads the layer of the flags, each a name with the texts that follow it."""
-    agent_model = [field.name for field in dataclasses.fields(AgentModel)]
     layer: Layer = {}
     for name, texts in flags.items():
         values = [parse_value(text, name) for text in texts] or [True]  # a flag without a value means true
         value = values if len(values) > 1 else values[0]
         if name in ("gpus", "num_gpus", "nproc_per_node"):
             raise ConfigError(f"--{name}: the number of processes, one per GPU, is --num_processes.")
-        section = "agent_model" if name in agent_model else algorithm
+        section = "agent_model" if name in vars(AgentModel()) else algorithm
         path = name if "." in name else f"{section}.{name}"
         set_once(layer, f"--{name}", TRL_FLAGS.get(name, path), value)
     return layer
@@ -283,24 +282,23 @@ def rename(algorithm: str, layer: Layer) -> None:
     its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have the name of the
     algorithm of a round.
     """
-    if algorithm in ITERATIVE:
-        section = ITERATIVE[algorithm]
-        body = layer.pop(section, None)
-        if not isinstance(body, dict | None):
-            raise ConfigError(f"`{section}` is {short(body)}; it must be a section with keys below it.")
-        for name, value in (body or {}).items():
-            set_once(layer, f"{section}.{name}", f"{algorithm}.{name}", value)
+    moved = {ITERATIVE[algorithm]: algorithm} if algorithm in ITERATIVE else {}
     if isinstance(layer.get("task"), dict):
-        for name, value in layer.pop("task").items():
-            set_once(layer, f"task.{name}", f"{TASK_MAPPING}.{name}", value)
-    not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
-    for old, new in named({**RENAMED, **TRL_NAMES}, algorithm).items():
+        moved["task"] = TASK_MAPPING
+    for old, new in moved.items():
+        body = layer.pop(old, None)
+        if not isinstance(body, dict | None):
+            raise ConfigError(f"`{old}` is {short(body)}; it must be a section with keys below it.")
+        for name, value in (body or {}).items():
+            set_once(layer, f"{old}.{name}", f"{new}.{name}", value)
+    overruled = named(OVERRULED, algorithm)
+    for old, new in (named(RENAMED, algorithm) | overruled).items():
         value = pop_path(layer, old)
         if value is MISSING:
             continue
         if layer.get(section := old.partition(".")[0]) == {}:
             del layer[section]
-        if old not in not_used:
+        if old not in overruled:
             set_once(layer, old, new, value)
             continue
         other = pop_path(layer, new)
@@ -362,9 +360,11 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
     known = {f"{section}.{name}".lstrip("."): key for section, keys in sections.items() for name, key in keys.items()}
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
-    other_names, secrets = named({**RENAMED, **TRL_NAMES}, algorithm), named(SECRETS, algorithm)
-    not_used = [name.format(algorithm=algorithm) for name in NOT_USED]
-    no_effect = {path.format(algorithm=algorithm) for path in NO_EFFECT} - known.keys()
+    overruled, secrets = named(OVERRULED, algorithm), named(SECRETS, algorithm)
+    other_names, no_effect = named(RENAMED, algorithm) | overruled, set()
+    for section, unused in NO_EFFECT.items():
+        section = section.format(algorithm=algorithm)
+        no_effect |= {f"{section}.{name}".lstrip(".") for name in unused.split()} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):
@@ -379,8 +379,8 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
                 )
         elif path in no_effect:
             without_effect += [path] if value not in (None, {}, []) else []
-        elif path in not_used:
-            without_effect.append(f"{path} (`{other_names[path]}` is used)")
+        elif path in overruled:
+            without_effect.append(f"{path} (`{overruled[path]}` is used)")
         elif path not in known:
             usable = [old for old, new in other_names.items() if new in known or new in sections]
             similar = suggestion(path, [*sections, *known, *usable])

@@ -6,7 +6,6 @@ configuration class.
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,7 @@ Keys = dict[str, Key]  # the settings of a section by name
 @dataclass
 class AgentModel:
     """
-    The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `TRL_NAMES`. Unset fields have
+    The section `agent_model`: fields of TRL's `ModelConfig`, some by other names, see `RENAMED`. Unset fields have
     TRL's defaults.
     """
 
@@ -74,14 +73,17 @@ class AgentModel:
     @property
     def lora_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about adapters that are set."""
-        names = [name for name in vars(self) if name.startswith(("lora_", "use_rslora", "use_dora"))]
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return self.given("lora_", "use_rslora", "use_dora")
 
     @property
     def quantization_arguments(self) -> dict[str, Any]:
         """The arguments of TRL's `ModelConfig` about quantized weights that are set."""
-        names = [name for name in vars(self) if name.startswith(("load_in_", "bnb_", "use_bnb_"))]
-        return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
+        return self.given("load_in_", "bnb_", "use_bnb_")
+
+    def given(self, *prefixes: str) -> dict[str, Any]:
+        """Returns the settings that are given and not off, and whose names begin with one of these."""
+        values = {name: value for name, value in vars(self).items() if name.startswith(prefixes)}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
     @property
     def is_quantized(self) -> bool:
@@ -95,13 +97,7 @@ class CriticModel:
     name: str | None = setting("Model id or folder that the critics start from; by default the agents' models.")
 
 
-# Names of TRL's scripts for our settings
-TRL_NAMES = {
-    "agent_model.model_name_or_path": "agent_model.name",
-    "agent_model.model_revision": "agent_model.revision",
-    "{algorithm}.trust_remote_code": "agent_model.trust_remote_code",
-    "{algorithm}.model_init_kwargs": "agent_model.model_init_kwargs",
-}
+# Flags of TRL's scripts for our settings
 TRL_FLAGS = {
     "task": "task",
     "model_name": "agent_model.name",
@@ -235,8 +231,10 @@ def extras_of(algorithm: str) -> type[AlgorithmExtras]:
 
 
 # The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
-NOT_IN_PEFT = "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode".split()
-NOT_IN_PEFT += ["runtime_config", "megatron_config", "megatron_core"]
+NOT_IN_PEFT = (
+    "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode runtime_config "
+    "megatron_config megatron_core"
+).split()
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
 
@@ -301,24 +299,19 @@ def inherited() -> dict[str, Keys]:
     that settings are checked before TRL is imported. `scripts/data/write_inherited.py` writes the file.
     """
     saved = json.loads(INHERITED.read_text(encoding="utf-8"))
-    keys = []
-    for name, hint, default, limits, is_supported in saved["fields"]:
-        limits = {limit: tuple(x) if isinstance(x, list) else x for limit, x in limits.items()}
-        keys.append((name, Key(eval(hint, {"Any": Any, "Literal": Literal}), default, limits, "", is_supported)))
+    keys = [
+        (name, Key(eval(hint, {"Any": Any, "Literal": Literal}), default, limits, "", is_supported))
+        for name, hint, default, limits, is_supported in saved["fields"]
+    ]
     return {path: dict(keys[number] for number in numbers) for path, numbers in saved["classes"].items()}
 
 
-def documented_keys(path: str) -> Keys:
-    """Returns the fields of a configuration class with their help. This imports TRL."""
-    return keys_of(import_class(path))
-
-
-def algorithm_keys(algorithm: str, keys_of_class: Callable[[str], Keys] = lambda path: inherited()[path]) -> Keys:
-    """Returns the keys of an algorithm's section. `keys_of_class` returns the keys of a class by its path."""
+def algorithm_keys(algorithm: str, documented: bool = False) -> Keys:
+    """Returns the keys of an algorithm's section. Only if they are `documented`, all have a help: this imports TRL."""
     entry = ALGORITHMS[algorithm]
     keys = keys_of(extras_of(algorithm))
     for path in (*entry.parts, entry.config):
-        keys = {**keys_of_class(path), **keys}
+        keys = (keys_of(import_class(path)) if documented else inherited()[path]) | keys
     return {
         name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
     }
@@ -326,10 +319,6 @@ def algorithm_keys(algorithm: str, keys_of_class: Callable[[str], Keys] = lambda
 
 def known_settings(algorithm: str, task: Task) -> dict[str, Keys]:
     """Returns the keys of all sections, with top-level settings under `""`."""
-    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft_keys()}
+    peft = {name: key for name, key in inherited()["peft.LoraConfig"].items() if name not in NOT_IN_PEFT}
+    sections = {"": keys_of(TopLevel), algorithm: algorithm_keys(algorithm), "peft": peft}
     return sections | {name: keys_of(cls) for name, cls in sections_of(task).items()}
-
-
-def peft_keys() -> Keys:
-    """Returns the keys of the section `peft`."""
-    return {name: key for name, key in inherited()["peft.LoraConfig"].items() if name not in NOT_IN_PEFT}
