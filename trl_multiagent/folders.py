@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -75,6 +75,29 @@ def check_seal(folder: Path) -> None:
     path = folder / CHECKSUMS_FILE
     if not path.is_file() or read_json(path) != _checksums(folder):
         raise ValueError(f"{folder} was changed after it was built, or is damaged: remove it, and it is built again.")
+
+
+def build_once(folder: Path, build: Callable[[Path], Path]) -> None:
+    """
+    Builds a model in the cache, unless it is there. `build` gets an empty folder, and returns the model's folder in
+    it, which is moved when it is complete. Of several processes, one builds. Raises `ValueError` as [`open_cache`] and
+    [`check_seal`] do.
+    """
+    import tempfile
+
+    from filelock import FileLock
+
+    open_cache()
+    if not folder.is_dir():
+        with (
+            FileLock(f"{folder}.lock"),
+            tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch,
+        ):
+            if not folder.is_dir():  # another process may have built it meanwhile
+                built = build(Path(scratch))
+                seal(built)
+                built.rename(folder)
+    check_seal(folder)
 
 
 def _checksums(folder: Path) -> dict[str, str]:

