@@ -132,7 +132,7 @@ def play_by(
         samples: dict[str, list[Samples]] = {}
         for node in nodes:
             for role in node.prompts:
-                samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node, role)], truncated=[False]))
+                samples.setdefault(role, []).append(Samples([1], [[1]], [answer(node, role)]))
         return samples
 
     def score(nodes: list[Node]) -> list[list[Outcome]]:

@@ -107,16 +107,11 @@ def test_greedy_text_equals_generate(model, tokenizer):
 
 
 def test_histories_equal_the_chat_template(model, tokenizer):
-    def render(messages):
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-
     end, messages, history, before = tokenizer.eos_token_id, [], (), {}
     for question in QUESTIONS:
         messages.append({"role": "user", "content": question})
         node = Node({}, history, {"a": question}, continues=before)
-        (made,) = tokenize_nodes(
-            "a", [node], tokenizer, [end], True, FULL_HISTORY, lambda x: [prompt_ids(tokenizer, y) for y in x], render
-        )
+        (made,) = tokenize_nodes("a", [node], tokenizer, [end], True, FULL_HISTORY, {})
         assert made.ids == prompt_ids(tokenizer, messages)
         ((answer,),) = generate_groups(model, [made.ids], [[0]], greedy(tokenizer, 32))
         answer = answer if answer[-1] == end else [*answer, end]

@@ -1,5 +1,6 @@
 from collections import Counter
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -342,7 +343,7 @@ def test_a_number_chooses_by_the_cumulative_probability():
     """1.0 included, and never a token without probability."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -torch.inf]])
     numbers = torch.linspace(0, 1, 2001)[:, None]  # as random numbers of many rows, 1.0 included
-    choice = SeededChoice(numbers, 1, sampling_loop.choose)
+    choice = SeededChoice(SimpleNamespace(numbers=numbers, choose=sampling_loop.SamplingLoop.choose), 1)
     chosen = choice(torch.zeros(2001, 1, dtype=torch.long), logits.expand(2001, -1)).argmax(dim=1)
     shares = torch.bincount(chosen, minlength=4) / 2001
     assert torch.allclose(shares, logits.softmax(dim=-1)[0], atol=1e-3) and shares[3] == 0

@@ -66,17 +66,13 @@ ALIKE = {role: [[*range(65, 77), *rest] for rest in ([k], [k, 72])] for k, role 
 PROMPTS = {"aux": [[65, 66, 67], [68]], "main": [[65, 66, 67], [70, 71]], "checker": [[72, 73], [74, 75, 76, 77]]}
 
 
-def ids_of(joint):
-    return {role: [x.ids for x in completions] for role, completions in joint.items()}
-
-
 def assert_same(one, other):
     """The same tokens, sampled with the same log-probabilities."""
-    assert ids_of(one) == ids_of(other)
+    assert one == other
     for role in one:
         for x, y in zip(one[role], other[role], strict=True):
-            for a, b in zip(x.logps, y.logps, strict=True):
-                torch.testing.assert_close(torch.tensor(a), torch.tensor(b), rtol=0, atol=1e-4, equal_nan=True)
+            for a, b in ((torch.tensor(ids.logps) for ids in pair) for pair in zip(x, y, strict=True)):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-4, equal_nan=True)
 
 
 SAMPLING = {
@@ -116,7 +112,7 @@ def test_completions(name, settings):
     with mock.patch.object(generator, "calls", lambda turn: [[role] for role in turn.prompt_ids]):
         assert_same(generator.generate(turn), joint)
     if settings == "temperature":  # completions end in every way
-        texts = {role: [tokenizer.decode(ids) for prompt in joint[role] for ids in prompt.ids] for role in joint}
+        texts = {role: [tokenizer.decode(ids) for completions in joint[role] for ids in completions] for role in joint}
         assert any(text.endswith("B") for text in texts["aux"]) and any(text.endswith("A") for text in texts["main"])
         assert any(text.endswith(("CD", "E")) for text in texts["checker"])
 
@@ -130,7 +126,7 @@ def test_references_sample():
     team.keep_reference()
     for parameter in team.agent_parameters("aux") + team.agent_parameters("main"):
         parameter.data += 0.3
-    assert ids_of(generator.generate(turn)) != ids_of(initial)
+    assert generator.generate(turn) != initial
     with team.as_reference():
         assert_same(generator.generate(turn), initial)
 

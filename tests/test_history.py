@@ -8,9 +8,9 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trl_multiagent.environments.base import Outcome, Turn
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
-from trl_multiagent.rollout.history import tokenize_nodes, whole_prompt
+from trl_multiagent.rollout.history import tokenize_nodes, tokenize_prompts, whole_prompt
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.sampler import tokenize_prompts, warn_of_markers
+from trl_multiagent.rollout.sampler import warn_of_markers
 from trl_multiagent.rollout.tree import Node, Samples
 
 from tiny import byte_tokenizer
@@ -123,7 +123,7 @@ def play(tokenizer, answers, options=FULL_HISTORY, prompts=None, others=()):
     for turn, answer in enumerate(answers):
         prompt = prompts[turn] if prompts else f"Prompt {turn}:\n"
         node = Node({}, history, {"main": prompt}, continues=before)
-        (made,) = tokenize_nodes("main", [node], tokenizer, [EOS], as_chat, options, tokenize, render)
+        (made,) = tokenize_nodes("main", [node], tokenizer, [EOS], as_chat, options, {})
         text = tokenizer.decode(answer, skip_special_tokens=True)
         samples.append(Samples(made.ids, [answer], [text], prompt=made.prompt, dropped_turns=made.dropped_turns))
         whole += tokenize([made.prompt])

@@ -32,12 +32,14 @@ from trl_multiagent.environments.tools import tool_workflow
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import MixedTeam
 from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.models.generation import Completion
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.models.sampling_loop import StopStrings
 from trl_multiagent.models.tool_calls import find_calls, read_calls
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.rows import make_row
-from trl_multiagent.rollout.sampler import Completions, TeamSampler, TransformersGenerator, render_chat
+from trl_multiagent.rollout.history import render_chat
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.load import TeamLoader
@@ -203,7 +205,7 @@ class Says:
     def generate(self, turn):
         self.prompts.append(turn.prompt_ids)
         return {
-            role: [Completions([list(self.ids)] * turn.num_generations) for _ in prompts]
+            role: [[Completion(self.ids)] * turn.num_generations for _ in prompts]
             for role, prompts in turn.prompt_ids.items()
         }
 
@@ -447,7 +449,7 @@ def test_collected_completions_are_trained_as_sampled(tmp_path, monkeypatch, fam
 
     def generate(self, turn):
         turns.append(turn)
-        return {"a": [Completions([*ids])]}
+        return {"a": [[*map(Completion, ids)]]}
 
     turns, texts = [], CompletionReader(tokenizer).texts(ids)
     monkeypatch.setattr(TransformersGenerator, "generate", generate)
@@ -536,7 +538,7 @@ def test_a_joint_reward_model_is_trained_on_what_it_scores(tmp_path, tiny_model,
     def generate(self, turn):
         texts = [REASONED["qwen3"], CUT_OFF["qwen3"], ANSWER]
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return {role: [Completions([*ids]) for _ in prompts] for role, prompts in turn.prompt_ids.items()}
+        return {role: [[*map(Completion, ids)] for _ in prompts] for role, prompts in turn.prompt_ids.items()}
 
     monkeypatch.setattr(TransformersGenerator, "generate", generate)
     team = AgentTeam({role: tiny_llama() for role in "ab"}, dict.fromkeys("ab", tokenizer))

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAACConfig, MAACTrainer, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.rollout.sampler import Completions
+from trl_multiagent.models.generation import Completion
 from trl_multiagent.rollout.tree import Samples
 from trl_multiagent.trainers.base.vllm import AgentGeneration, EngineError, check_machine
 
@@ -417,7 +417,8 @@ def test_log_probabilities_that_are_missing_end_the_training(tmp_path, models, m
     def without(self, *args):
         of_roles = sample(self, *args).items()
         return {
-            role: [Completions(x.ids, [[math.nan] * len(y) for y in x.logps]) for x in of] for role, of in of_roles
+            role: [[Completion(x, [math.nan] * len(x)) for x in of_prompt] for of_prompt in of]
+            for role, of in of_roles
         }
 
     monkeypatch.setattr(AgentGeneration, "sample", without)

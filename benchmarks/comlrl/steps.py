@@ -93,7 +93,7 @@ from trl_multiagent.folders import cache_folder
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.packaged import smollm2
 from trl_multiagent.models.pretrained import without_weights
-from trl_multiagent.rollout.sampler import tokenize_prompts
+from trl_multiagent.rollout.history import tokenize_prompts
 from trl_multiagent.trainers.base.memory import Size, memory_parts
 
 

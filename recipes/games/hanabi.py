@@ -43,7 +43,7 @@ def careless(number, rng):
             for role, prompt in node.prompts.items():
                 text = random_legal(node.item, prompt, node.history)
                 pairs.append((prompt, any_move(rng) if rng.random() < 0.3 else text))
-                samples.setdefault(role, []).append(Samples([1], [[1]], [text], truncated=[False]))
+                samples.setdefault(role, []).append(Samples([1], [[1]], [text]))
         return samples
 
     while len(pairs) < number:

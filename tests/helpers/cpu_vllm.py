@@ -74,7 +74,7 @@ def train(tmp_path, team, resume=None, **settings):
 def check_stop_strings(samples, strings) -> None:
     """Checks that completions end with the token that completes a string, and nowhere else."""
     tokenizer, ended = byte_tokenizer(), 0
-    for ids in [ids for completions in samples for ids in completions.ids]:
+    for ids in [ids for completions in samples for ids in completions]:
         texts = [tokenizer.decode(ids[: k + 1]) for k in range(len(ids))]
         found = [any(string in text for string in strings) for text in texts]
         assert not any(found[:-1]) and (found[-1] or len(ids) == 8)

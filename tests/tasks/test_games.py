@@ -223,7 +223,7 @@ def solve(environment, item, answers, num_turns):
 
     def sample(nodes, number):
         (role,) = nodes[0].prompts if nodes else [None]
-        return {role: [Samples([1], [[1]], [next(said)], truncated=[False])]} if nodes else {}
+        return {role: [Samples([1], [[1]], [next(said)])]} if nodes else {}
 
     def score(nodes):
         return judge_nodes(environment, nodes)

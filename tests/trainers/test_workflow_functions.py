@@ -92,11 +92,7 @@ def scripted(answers):
 
         roles = dict.fromkeys(role for node in nodes for role in node.prompts)
         return {
-            role: [
-                Samples([1], [[1]] * number, texts(node, role), truncated=[False] * number)
-                for node in nodes
-                if role in node.prompts
-            ]
+            role: [Samples([1], [[1]] * number, texts(node, role)) for node in nodes if role in node.prompts]
             for role in roles
         }
 

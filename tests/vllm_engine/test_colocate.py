@@ -47,6 +47,6 @@ def test_stop_strings_by_role(tmp_path, models, form):
         generations[role].update(role, 0)
     completions = sample_turn(generations, prompts, 16, Accelerator(cpu=True))
     for role, of_role in completions.items():
-        assert [len(x.ids) for x in of_role] == [16, 16]
-        assert all(list(map(len, x.ids)) == list(map(len, x.logps)) for x in of_role)
+        assert [*map(len, of_role)] == [16, 16]
+        assert all(len(ids) == len(ids.logps) for completions in of_role for ids in completions)
         check_stop_strings(of_role, strings[role])

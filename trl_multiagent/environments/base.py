@@ -64,6 +64,11 @@ def call_of(prompt: Prompt) -> AgentCall:
     return getattr(prompt, "call", PLAIN)
 
 
+def as_messages(text: Any, role: str = "user") -> list[dict[str, str]]:
+    """Returns a text as a list of one chat message, and chat messages unchanged."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
 class Reply(str):
     """
     An agent's answer. `full`: with its reasoning. `truncated`: whether it was cut off at its length limit. `message`:
@@ -76,7 +81,7 @@ class Reply(str):
 
     @classmethod
     def of(
-        cls, text: str, truncated: bool = False, full: str | None = None, message: dict[str, str] | None = None
+        cls, text: str, full: str | None = None, truncated: bool = False, message: dict[str, str] | None = None
     ) -> "Reply":
         reply = cls(text)
         reply.full, reply.truncated = text if full is None else full, truncated
@@ -364,6 +369,11 @@ class Environment(ABC):
         checkpoint that has the same settings. Empty by default.
         """
         return {}
+
+
+def prompts_of_one(self: Environment, item: dict, history: History) -> Prompts:
+    """Is the method `prompts` of environments that override [`~Environment.next_prompts`]."""
+    return self.next_prompts([item], [history])[0]
 
 
 # The context in which an environment scores a batch of joint actions

@@ -44,18 +44,13 @@ def central_prompt(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
     Writes the prompt of a model that answers for all roles, from the prompt of each role. It uses only the contents of
     chat messages.
     """
-    tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
-    return (
-        f"{assignments(roles, prompts)}Write the answers of all roles, each in its tags and with nothing "
-        f"else:\n{tags}\n\n"
-    )
-
-
-def assignments(roles: Sequence[str], prompts: Mapping[str, Prompt]) -> str:
-    """Returns the assignments of all roles in one text."""
     check_all_act("One model for all roles", prompts, roles)
     texts = [f"<assignment of {role}>\n{plain(prompts[role]).strip()}\n</assignment of {role}>\n\n" for role in roles]
-    return f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
+    tags = "\n".join(f"<{role}>\nanswer of {role}\n</{role}>" for role in roles)
+    return (
+        f"You answer for the roles {', '.join(roles)}, who solve one task together.\n\n{''.join(texts)}"
+        f"Write the answers of all roles, each in its tags and with nothing else:\n{tags}\n\n"
+    )
 
 
 def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
@@ -65,23 +60,17 @@ def split_blocks(text: str, roles: Sequence[str]) -> Blocks:
     A block begins with `<role>` and ends with `</role>`. A block without an end tag ends at the next block, or at the
     end of the text. The line breaks after the first tag and before the last one are removed.
     """
-    names = "|".join(map(re.escape, roles))
-    blocks: list[tuple[re.Match[str], int, int]] = []  # each start tag, the end of its answer, and of its block
-    closing: dict[str, re.Match[str]] = {}  # the next end tag of each role
-    following = len(text)  # the next start tag
-    for tag in reversed([*re.finditer(rf"<(/?)({names})>", text)]):
-        if tag[1]:
-            closing[tag[2]] = tag
-            continue
-        end = closing.get(tag[2])
-        blocks.append((tag, *(end.span() if end else (following, following))))
-        following = tag.start()
+    start = re.compile(f"<({'|'.join(map(re.escape, roles))})>")
+    ends = {role: text.rfind(f"</{role}>") for role in roles}  # the last end tag of each role
     found: dict[str, list[str]] = {role: [] for role in roles}
-    read = 0  # the end of the last block
-    for tag, last, after in reversed(blocks):
-        if tag.start() >= read:
-            found[tag[2]].append(text[tag.end() : last].removeprefix("\n").removesuffix("\n"))
-            read = after
+    tag = start.search(text)
+    while tag:
+        role, begin = tag[1], tag.end()
+        last = text.index(f"</{role}>", begin) if begin <= ends[role] else None
+        tag = start.search(text, begin if last is None else last)
+        if last is None:
+            last = tag.start() if tag else len(text)
+        found[role].append(text[begin:last].removeprefix("\n").removesuffix("\n"))
     return Blocks(
         answers={role: blocks[0] if len(blocks) == 1 else "" for role, blocks in found.items()},
         missing=[role for role, blocks in found.items() if not blocks],
@@ -122,8 +111,6 @@ class CentralizedEnvironment(EnvironmentWrapper):
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
         roles, context = self.task.roles, scoring_context()
-        if not items:
-            return []
         blocks = [split_blocks(joint_action[CENTRAL_ROLE], roles) for joint_action in joint_actions]
         # The token ids belong to the whole answer, not to the answers of roles, so the task gets none
         task_context = replace(

@@ -40,9 +40,10 @@ def read_embedded(name: str, split: str | None, ending: str = "") -> list[dict]:
     rows = [json.loads(line) for line in read_data(f"{file}{ending}.jsonl.gz").splitlines()]
     splits = {only_split: rows}
     if only_split == "by id":
-        numbers = [int(str(row["task_id"]).removeprefix("MBPP/")) for row in rows]
-        pairs = list(zip(numbers, rows, strict=True))
-        splits = {key: [row for number, row in pairs if number in ids] for key, ids in MBPP_SPLITS.items()}
+        splits = {
+            key: [row for row in rows if int(str(row["task_id"]).removeprefix("MBPP/")) in ids]
+            for key, ids in MBPP_SPLITS.items()
+        }
     chosen = read_split(split, {key: len(rows) for key, rows in splits.items()}, name)
     return [splits[key][position] for key, position in chosen]
 

@@ -17,6 +17,7 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     Prompts,
+    as_messages,
     check_prompt,
     check_prompts,
     check_roles,
@@ -26,7 +27,6 @@ from trl_multiagent.environments.base import (
 from trl_multiagent.environments.reward_functions import (
     RewardFunction,
     RoleReward,
-    as_messages,
     call_rewards,
     check_reward_function,
     is_model,
@@ -218,11 +218,33 @@ class FunctionEnvironment(Environment):
             return []
         context, outcomes = scoring_context(), [Outcome(0.0) for _ in items]
         names = [f"The reward function `{name}`" for name in self.reward_names]
-        calls = self._calls(names, outcomes, items, joint_actions, histories)
+        arguments, calls = self._arguments(items, joint_actions, histories), []
+        for name, function in zip(names, self.reward_funcs, strict=True):
+            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
+            call["log_extra"] = functools.partial(log_extra, name, outcomes)
+            if self.conversational and not isinstance(function, RoleReward):
+                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
+                    call[key] = [
+                        {
+                            role: as_messages(x, speaker) if role in context.chat_roles else x
+                            for role, x in texts.items()
+                        }
+                        for texts in arguments[key]
+                    ]
+            calls.append(call)
         outputs = call_rewards(names, self.reward_funcs, calls, self.reward_timeout)
         for name, key, weight, output in zip(names, self.reward_names, self.reward_weights, outputs, strict=True):
             for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):
-                self._add_reward(outcome, reward, weight, name, f"rewards/{key}")
+                of_roles = reward if isinstance(reward, dict) else {}
+                if unknown := [role for role in of_roles if role not in self.roles]:
+                    roles = ", ".join(self.roles)
+                    raise TaskError(f"{name} returned a reward for {unknown[0]!r}; the roles are {roles}.")
+                for role, x in of_roles.items():
+                    outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
+                    outcome.metrics[f"rewards/{key}/{role}"] = x
+                if isinstance(reward, float):
+                    outcome.reward += weight * reward
+                    outcome.metrics[f"rewards/{key}"] = reward
         for outcome, item, joint_action in zip(outcomes, items, joint_actions, strict=True):
             if not outcome.metrics and context.reward_none == "drop":
                 outcome.reward = math.nan
@@ -237,16 +259,11 @@ class FunctionEnvironment(Environment):
                 outcome.set_role_rewards({role: joint + own.get(role, 0.0) for role in self.roles})
         return outcomes
 
-    def _calls(
-        self,
-        names: list[str],
-        outcomes: list[Outcome],
-        items: list[dict],
-        joint_actions: list[JointAction],
-        histories: list[History],
-    ) -> list[dict[str, Any]]:
-        """Returns the arguments of each reward function."""
-        context, chats = scoring_context(), scoring_context().chat_roles
+    def _arguments(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History]
+    ) -> dict[str, Any]:
+        """Returns the arguments that all reward functions get."""
+        context = scoring_context()
         trees = context.trees if context.trees and len(context.trees) == len(items) else [*map(items.index, items)]
         arguments = {"groups": trees} | {name: [item[name] for item in items] for name in items[0]}
         if context.prompts is not None and len(context.prompts) == len(items):
@@ -258,32 +275,7 @@ class FunctionEnvironment(Environment):
         for past, answers in zip(histories, joint_actions, strict=True):
             last = {role: answers[role] for role in (self.order[-1] if self.order else answers)}
             arguments["episodes"].append([*(turn.joint_action for turn in past), last])
-        calls = []
-        for name, function in zip(names, self.reward_funcs, strict=True):
-            call = {**arguments, "log_metric": functools.partial(log_metric, name, context.metrics)}
-            call["log_extra"] = functools.partial(log_extra, name, outcomes)
-            if self.conversational and not isinstance(function, RoleReward):
-                for key, speaker in (("prompts", "user"), ("completions", "assistant")):
-                    call[key] = [
-                        {role: as_messages(x, speaker) if role in chats else x for role, x in texts.items()}
-                        for texts in arguments[key]
-                    ]
-            calls.append(call)
-        return calls
-
-    def _add_reward(
-        self, outcome: Outcome, reward: dict[str, float] | float | None, weight: float, name: str, metric: str
-    ) -> None:
-        """Adds what the reward function `name` gave to a joint action: a reward, one per role, or nothing."""
-        if isinstance(reward, dict):
-            if unknown := [role for role in reward if role not in self.roles]:
-                raise TaskError(f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}.")
-            for role, x in reward.items():
-                outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
-                outcome.metrics[f"{metric}/{role}"] = x
-        elif reward is not None:
-            outcome.reward += weight * reward
-            outcome.metrics[metric] = reward
+        return arguments
 
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -14,7 +14,7 @@ from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from trl_multiagent.environments.base import Outcome, scoring_context
+from trl_multiagent.environments.base import Outcome, as_messages, scoring_context
 from trl_multiagent.environments.task_errors import TaskError, as_number, function_name, show, task_code
 from trl_multiagent.jobs.event_loop import event_loop
 from trl_multiagent.jobs.signals import at_most
@@ -87,7 +87,11 @@ class RoleReward:
         own_completions = [completions[k][self.role] for k in scored]
         if self._is_of_trl and unwrapped(self.function).__name__ in READ_REASONING:
             own_completions = [getattr(completion, "full", completion) for completion in own_completions]
-        if self._reads_messages(own_prompts):
+        reads_messages = self.conversational
+        if reads_messages is None:  # TRL's functions read messages only
+            is_chat = self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in own_prompts)
+            reads_messages = self._is_of_trl or is_chat
+        if reads_messages:
             own_prompts = [as_messages(prompt, "user") for prompt in own_prompts]
             own_completions = [as_messages(completion, "assistant") for completion in own_completions]
         kwargs = {name: [x[k] for k in scored] if isinstance(x, list) else x for name, x in kwargs.items()}
@@ -112,14 +116,6 @@ class RoleReward:
     def _is_of_trl(self) -> bool:
         module = inspect.getmodule(unwrapped(self.function))
         return module is not None and module.__name__.startswith("trl.rewards")
-
-    def _reads_messages(self, prompts: list) -> bool:
-        if self.conversational is not None:
-            return self.conversational
-        # TRL's functions read messages only
-        return (
-            self._is_of_trl or self.role in scoring_context().chat_roles or any(isinstance(x, list) for x in prompts)
-        )
 
 
 def role_reward(role: str, function: Any, conversational: bool | None = None) -> RoleReward:
@@ -148,11 +144,6 @@ def role_reward(role: str, function: Any, conversational: bool | None = None) ->
     ```
     """
     return RoleReward(role, function, conversational)
-
-
-def as_messages(text: Any, role: str) -> list[dict[str, str]]:
-    """Returns a text as a list of one chat message, and chat messages unchanged."""
-    return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
 def unwrapped(function: Any) -> Any:

@@ -177,33 +177,25 @@ class ModelRewardEnvironment(EnvironmentWrapper):
             check_all_act("A joint reward model", by_role, self.roles)
         return prompts
 
-    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        scores = self._scores(items, joint_actions, histories)
-        if not self.score_task:
+    def judge(
+        self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
+    ) -> list[Outcome]:
+        prompts = scoring_context().prompts
+        if prompts is None or len(prompts) != len(items):  # the environment was called directly
+            prompts = self.task.next_prompts(items, histories)
+        scores = self.reward(prompts=prompts, completions=joint_actions)
+        if not (evaluation or self.score_task):
             return [Outcome(score, {MODEL: score}) for score in scores]
-        outcomes = judge(self.task, items, joint_actions, histories)
-        with contextlib.suppress(StatisticsError):  # one of the two is constant
-            r = correlation(scores, [outcome.reward for outcome in outcomes])
-            scoring_context().metrics.setdefault(CORRELATION, []).append(r)
+        outcomes = judge(self.task, items, joint_actions, histories, evaluation)
+        if not evaluation:
+            with contextlib.suppress(StatisticsError):  # one of the two is constant
+                r = correlation(scores, [outcome.reward for outcome in outcomes])
+                scoring_context().metrics.setdefault(CORRELATION, []).append(r)
         for outcome, score in zip(outcomes, scores, strict=True):
             outcome.metrics |= {MODEL: score, TASK: outcome.reward}
-            outcome.reward, outcome.role_rewards = score, {}
-        return outcomes
-
-    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
-        """Scores joint actions with the reward of the task. The model's is a metric."""
-        outcomes = judge(self.task, items, joint_actions, histories, evaluation=True)
-        for outcome, score in zip(outcomes, self._scores(items, joint_actions, histories), strict=True):
-            outcome.metrics |= {MODEL: score, TASK: outcome.reward}
+            if not evaluation:
+                outcome.reward, outcome.role_rewards = score, {}
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "reward_model": self.version}
-
-    def _scores(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[float]:
-        if not items:
-            return []
-        prompts = scoring_context().prompts
-        if prompts is None or len(prompts) != len(items):  # the environment was called directly
-            prompts = self.task.next_prompts(items, histories)
-        return self.reward(prompts=prompts, completions=joint_actions)

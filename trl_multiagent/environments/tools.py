@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from transformers.utils import get_json_schema
 
-from trl_multiagent.environments.base import Prompt
+from trl_multiagent.environments.base import Prompt, as_messages
 from trl_multiagent.environments.function_environment import first_prompt
 from trl_multiagent.environments.task_errors import show, task_code
 from trl_multiagent.environments.workflow import Agents, OutOfTurns, WorkflowEnvironment
@@ -99,16 +99,17 @@ class Tools:
     async def _result(self, call: Any) -> str:
         try:
             call = call.get("function", call) if isinstance(call, Mapping) else call  # OpenAI's form
-            if isinstance(call, Mapping) and "tool_name" in call:  # Cohere's
-                call = {"name": call["tool_name"], **call}
-            if isinstance(call, Mapping) and "action" in call:  # LangChain's
-                call = {"name": call["action"], "arguments": call.get("action_input", {}), **call}
-            if not isinstance(call, Mapping) or "name" not in call:
+            keys = call.keys() if isinstance(call, Mapping) else ()
+            # The other keys are those of Cohere, Llama and LangChain
+            tool = next((call[key] for key in ("name", "tool_name", "action") if key in keys), None)
+            if tool is None:
                 raise ValueError(f"A call is an object with 'name' and 'arguments'; {show(call)} has no 'name'.")
-            if call["name"] not in self.tools:
-                raise ValueError(f"Tool {call['name']} not found.")
-            method = getattr(self.environment, call["name"])
-            arguments = call.get("arguments", call.get("parameters", {}))
+            if tool not in self.tools:
+                raise ValueError(f"Tool {tool} not found.")
+            method = getattr(self.environment, tool)
+            arguments: Any = next(
+                (call[key] for key in ("arguments", "parameters", "action_input") if key in keys), {}
+            )
             types = get_type_hints(method)
             names = [*inspect.signature(method).parameters]
             if isinstance(arguments, str):
@@ -117,7 +118,7 @@ class Tools:
                 # As ReAct gives the argument of a tool that has one
                 arguments = {names[0]: text} if not isinstance(arguments, Mapping) and len(names) == 1 else arguments
             if not isinstance(arguments, Mapping):
-                raise ValueError(f"The 'arguments' of {call['name']} are {show(arguments)}; they must be an object.")
+                raise ValueError(f"The 'arguments' of {tool} are {show(arguments)}; they must be an object.")
             texts = {k: x if k in types or k not in names else from_text(x) for k, x in call.get("texts", {}).items()}
             given = {name: as_type(name, x, types.get(name, Any)) for name, x in {**arguments, **texts}.items()}
             return str(await finished(method(**given)))
@@ -193,24 +194,24 @@ def tool_workflow(
             raise ValueError(f"{show(environment)} has no method `get_reward`: write a workflow with `Tools`.")
 
     async def play(item: dict, agents: Agents) -> float:
-        name = item["environment"] if is_dict else ""
+        columns = {**item}
+        name = columns.pop("environment") if is_dict else ""
         if name not in factories:
             raise ValueError(f"The column `environment` has {name!r}; the environments are {', '.join(factories)}.")
         environment = free[name].pop() if free[name] else factories[name]()
         try:
-            columns = {k: x for k, x in item.items() if not is_dict or k != "environment"}
             tools = Tools(environment, columns, calls, max_characters)
             asked = first_prompt(role, prompt, item)
-            *before, last = [{"content": asked}] if isinstance(asked, str) else asked
+            *before, last = as_messages(asked)
             content = f"{tools.instructions}\n\n{last['content']}{tools.observation}"
-            shown: Prompt | None = content if isinstance(asked, str) else [*before, {**last, "content": content}]
+            shown: Prompt = content if isinstance(asked, str) else [*before, {**last, "content": content}]
             with contextlib.suppress(OutOfTurns):
-                while shown is not None:
+                while True:
                     found = await tools.answer(await agents[role](shown))
                     agents.log("no_call", float(found is None))
-                    shown = None
-                    if found is not None:
-                        shown = results.format(results=found) if results else [{"role": "tool", "content": found}]
+                    if found is None:
+                        break
+                    shown = results.format(results=found) if results else [{"role": "tool", "content": found}]
             return await tools.reward()
         finally:
             free[name].append(environment)

@@ -40,6 +40,7 @@ from trl_multiagent.environments.base import (
     call_of,
     check_prompt,
     check_roles,
+    prompts_of_one,
     scoring_context,
     with_call,
 )
@@ -288,8 +289,13 @@ class WorkflowEnvironment(Environment):
         return f"workflow {self.run.__module__}.{self.run.__name__}"
 
     def resume_settings(self) -> dict[str, Any]:
-        workflow = {"workflow": self.run.__name__, "roles": self.roles, "max_turns": self.max_turns}
-        return {**workflow, "live": self.live, **self.settings}
+        return {
+            "workflow": self.run.__name__,
+            "roles": self.roles,
+            "max_turns": self.max_turns,
+            "live": self.live,
+            **self.settings,
+        }
 
     def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
         if self.live and not are_episodes:
@@ -322,8 +328,7 @@ class WorkflowEnvironment(Environment):
             with contextlib.suppress(Blocked):  # by its own clean-up
                 run_on_loop(close(self._open), CLOSING_SECONDS)
 
-    def prompts(self, item: dict, history: History) -> Prompts:
-        return self.next_prompts([item], [history])[0]
+    prompts = prompts_of_one
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         async def turn() -> list[Prompts]:
@@ -506,7 +511,7 @@ class WorkflowEnvironment(Environment):
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
         task, was_paid, result = episode.task, episode.was_paid, cast(Any, 0.0)
-        if task.done() and not task.cancelled():
+        if task.done():
             error = error_of(task)
             if isinstance(error, UnavailableError):
                 if reward_none != "drop":

@@ -10,6 +10,7 @@ from trl_multiagent.environments.base import (
     Prompts,
     ask,
     judge,
+    prompts_of_one,
     resume_settings,
 )
 
@@ -50,8 +51,7 @@ class EnvironmentWrapper(Environment):
     state_dict = of_task("state_dict")
     load_state_dict = of_task("load_state_dict")
 
-    def prompts(self, item: dict, history: History) -> Prompts:
-        return self.next_prompts([item], [history])[0]
+    prompts = prompts_of_one
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         return ask(self.task, items, histories)

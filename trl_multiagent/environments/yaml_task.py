@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trl_multiagent.environments.base import Environment, Prompt, ask, check_prompt
+from trl_multiagent.environments.base import Environment, Prompt, as_messages, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -110,9 +110,8 @@ class Functions:
     def columns(self) -> list[str]:
         """The columns that the templates name."""
         prompts = self.prompts or {}
-        texts = [x for x in prompts.values() if isinstance(x, str)]
-        texts += [message["content"] for x in prompts.values() if isinstance(x, list) for message in x]
-        names = dict.fromkeys(name for text in texts for name in fields_of(text))
+        messages = [message for prompt in prompts.values() for message in as_messages(prompt)]
+        names = dict.fromkeys(name for message in messages for name in fields_of(message["content"]))
         return [name for name in names if self.order is None or name not in prompts]
 
 

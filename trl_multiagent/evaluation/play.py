@@ -20,10 +20,9 @@ from trl_multiagent.evaluation.statistics import CALL, Records
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
-from trl_multiagent.models.generation import Completion
+from trl_multiagent.models.generation import Completion, Sampled
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import (
-    Completions,
     SamplingTeam,
     TeamSampler,
     TransformersGenerator,
@@ -50,15 +49,13 @@ class EpisodeGenerator(TransformersGenerator):
         self.silent_role = policy.silent_role
         self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn
 
-    def generate(self, turn: TurnPrompts) -> dict[str, list[Completions]]:
+    def generate(self, turn: TurnPrompts) -> Sampled:
         number = max((len(node.history) for nodes in turn.nodes.values() for node in nodes), default=-1)
         if number == len(self.generation_seconds):  # the first call of a turn
             self.generation_seconds.append({})
         return super().generate(turn)
 
-    def sample(
-        self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts
-    ) -> dict[str, list[list[Completion]]]:
+    def sample(self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts) -> Sampled:
         acting = [role for role in roles if turn.nodes[role]]
         if not acting:
             return {role: [] for role in roles}

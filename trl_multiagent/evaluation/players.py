@@ -172,10 +172,7 @@ class MixedTeam:
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
         self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
         self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in sources.items()}
-
-    @property
-    def joinable(self) -> dict[str, str]:
-        return {}
+        self.joinable: dict[str, str] = {}
 
     def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
         return self.sources[roles[0]].together(roles)

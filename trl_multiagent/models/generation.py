@@ -3,8 +3,7 @@ Samples all completions of a turn of the rollout trees with transformers, in one
 much memory.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -45,6 +44,9 @@ class Completion(list[int]):
     def __init__(self, ids: Sequence[int], logps: Sequence[float] = ()):
         super().__init__(ids)
         self.logps = [*logps]
+
+
+Sampled = dict[str, list[list[Completion]]]  # of each agent, the completions of each of its prompts
 
 
 @torch.no_grad()
@@ -151,14 +153,16 @@ def _generate(
         drawn = torch.from_numpy(np.stack([rng.random(config.max_new_tokens, dtype=np.float32) for rng in rngs]))
         if group is not None:
             group.set_rows(row_agents)
-        loop = SamplingLoop(attention_mask[owners], drawn, ends, row_agents, group, ending, cache, **inputs)
+        loop = SamplingLoop(attention_mask[owners], drawn, ends, row_agents, group, ending, cache, {**inputs})
         inputs |= {} if cache is None else {"past_key_values": cache}
     else:
         logger.warning_once(f"{mode.value} has no seeds: its draws depend on the batch, and thus on the hardware.")
     for module in model.modules():  # Qwen's vision models keep them for the next call, which may have other rows
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
-    with without_own_settings(model):
+    # The model's own settings, such as `min_p`, would replace those that the caller leaves out
+    own_settings, model.generation_config = model.generation_config, GenerationConfig()
+    try:
         output_ids = cast(Any, model).generate(
             input_ids=input_ids[owners],
             attention_mask=attention_mask[owners],
@@ -168,6 +172,8 @@ def _generate(
             synced_gpus=False,  # the caller gathers ZeRO-3 weights, and other processes may have nothing to generate
             **inputs,
         )
+    finally:
+        model.generation_config = own_settings
     completion_ids = output_ids[:, length:].cpu()
     is_eos = (completion_ids[..., None] == ends[:, None]).any(dim=-1)
     # A token is kept if no end-of-sequence token precedes it
@@ -180,16 +186,3 @@ def _generate(
     rows = zip(completion_ids, logps, kept, strict=True)
     sequences = iter([Completion(ids[mask].tolist(), own[mask].tolist()) for ids, own, mask in rows])
     return [[next(sequences) for _ in prompt_seeds] for prompt_seeds in seeds]
-
-
-@contextlib.contextmanager
-def without_own_settings(model: PreTrainedModel) -> Iterator[None]:
-    """
-    Hides a model's generation configuration within the block. Its settings, such as `min_p`, would replace those that
-    the caller leaves out.
-    """
-    own, model.generation_config = model.generation_config, GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own

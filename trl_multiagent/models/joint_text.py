@@ -91,5 +91,5 @@ def plain(text: Text) -> str:
 
 def write(template: str, role: str, text: str) -> str:
     """Fills a template. Braces in the text have no meaning."""
-    before, after = template.split("{text}")
-    return before.replace("{role}", role) + text + after.replace("{role}", role)
+    before, after = template.replace("{role}", role).split("{text}")
+    return before + text + after

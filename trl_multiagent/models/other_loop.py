@@ -4,7 +4,6 @@ cover: other processors of logits, other criteria to stop, and models with other
 """
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,7 +14,6 @@ from transformers.generation import EosTokenCriteria, NoRepeatNGramLogitsProcess
 
 def sample_elsewhere(
     loop: Any,
-    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     model: PreTrainedModel,
     input_ids: torch.Tensor,
     logits_processor: LogitsProcessorList,
@@ -29,7 +27,6 @@ def sample_elsewhere(
     Args:
         loop ([`~models.sampling_loop.SamplingLoop`]): Our loop, with the mask of the prompts, the random numbers and
             the tokens that end a row.
-        choose (`Callable[[torch.Tensor, torch.Tensor], torch.Tensor]`): See [`~models.sampling_loop.choose`].
         model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs: transformers' arguments.
     """
     ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
@@ -40,7 +37,7 @@ def sample_elsewhere(
         for x in logits_processor
     )
     if config.do_sample:
-        logits_processor.append(SeededChoice(loop.numbers, input_ids.size(1), choose))
+        logits_processor.append(SeededChoice(loop, input_ids.size(1)))
         config.do_sample = False  # one token is left, and taking it is faster than drawing it
     return cast(Any, type(model))._sample(model, input_ids, logits_processor, stopping_criteria, config, **kwargs)
 
@@ -77,16 +74,15 @@ class SeededChoice(LogitsProcessor):
     Chooses tokens in transformers' own loop as our loop does: sets the probability of all other tokens to zero.
     """
 
-    numbers: torch.Tensor
+    loop: Any
     prompt_length: int
-    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         # On a GPU, `generate` may compute steps after the last one, and drop their tokens
         step = input_ids.size(1) - self.prompt_length
-        if step == self.numbers.size(1):
+        if step == self.loop.numbers.size(1):
             return scores
-        numbers = self.numbers[:, step, None].to(scores.device)
-        chosen = self.choose(scores.float(), numbers)[:, None]
-        self.numbers[:, step, None] = numbers
+        numbers = self.loop.numbers[:, step, None].to(scores.device)
+        chosen = self.loop.choose(scores.float(), numbers)[:, None]
+        self.loop.numbers[:, step, None] = numbers
         return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))

@@ -24,6 +24,7 @@ from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.shared_prompts import can_continue_cache, product_dtype, takes_masks
 
 
+MOST_PADDING = 1.25  # several agents share a call or a forward if padding makes it at most this many times as large
 MAX_ROW_LENGTH = 4096  # the mask of a row has the square of its length
 MOST_LEFT = 0.95  # packing pays if it leaves at most this share of the positions of padded sequences
 # Attention in a row of this many times the hidden size takes as long as the rest of a layer
@@ -31,6 +32,11 @@ ATTENTION_FACTOR = 4
 MASK_ALIGNMENT = 8  # if a mask's rows lie at other distances in memory, attention kernels copy it in every layer
 # What fills the rows of agents that share a forward with longer ones. Padding belongs to no sequence
 PADDING = {"input_ids": 0, "attention_mask": 0, "position_ids": 0, "readers": -1}
+
+
+def is_little_padding(lengths: Sequence[int]) -> bool:
+    """Returns whether rows of these lengths, padded to the longest, are at most `MOST_PADDING` times as large."""
+    return len(lengths) * max(lengths, default=0) <= MOST_PADDING * sum(lengths)
 
 
 @dataclass
@@ -72,9 +78,7 @@ def can_pack(model: PreTrainedModel, longest: int) -> bool:
     Returns whether a model accepts positions and 4-dimensional masks, a token sees no later one, and its attention
     spans sequences of up to `longest` tokens.
     """
-    if longest > MAX_ROW_LENGTH:
-        return False
-    if not (takes_masks(model) and can_continue_cache(model)):
+    if longest > MAX_ROW_LENGTH or not (takes_masks(model) and can_continue_cache(model)):
         return False
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "use_bidirectional_attention", None) in (True, "all"):  # some Gemma models that embed texts
@@ -265,7 +269,7 @@ def joined(agents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tens
 
 
 def read_packed(
-    model: PreTrainedModel, prompts: Sequence[list[int]], agents: torch.Tensor, group: Stacked | None = None
+    model: PreTrainedModel, prompts: Sequence[list[int]], agents: torch.Tensor, group: Stacked | None
 ) -> DynamicCache | None:
     """
     Reads prompts for sampling, each common token of an agent's prompts once.
@@ -274,7 +278,7 @@ def read_packed(
         model ([`~transformers.PreTrainedModel`]): The model.
         prompts (`Sequence[list[int]]`): The token ids.
         agents (`torch.Tensor` of shape `(num_prompts,)`): The number of each prompt's agent.
-        group ([`~models.grouped_lora.Stacked`], *optional*): The adapters of the agents, if there are several.
+        group ([`~models.grouped_lora.Stacked`] or `None`): The adapters of the agents, if there are several.
 
     Returns:
         [`~transformers.DynamicCache`]: As [`~models.shared_prompts.read_padded`]. `None` if the model cannot read

@@ -10,7 +10,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 
@@ -72,12 +72,6 @@ def check_template_kwargs(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}, which cannot be saved as JSON: {error}.") from error
 
 
-def template_kwargs(reasoning: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of the chat template of an agent with these settings."""
-    thinking = {"enable_thinking": False} if reasoning == "none" else {}
-    return {**thinking, **kwargs}
-
-
 class CompletionReader:
     """Reads the completions of a tokenizer's model: as texts, and the reasoning and the answers in them."""
 
@@ -131,7 +125,7 @@ class CompletionReader:
             with contextlib.suppress(ValueError):  # what a model writes need not be well formed
                 parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
-                calls = "".join(written_call(call["function"]) for call in calls)
+                calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
                 # White space is stripped, which code may need
                 is_read = self.parser is self.tokenizer and not self.tags and content != text.strip()
                 if calls or is_read:
@@ -147,7 +141,7 @@ class CompletionReader:
         Returns the fields of a completion's message in its agent's own history. Most templates of reasoning models
         read the reasoning from a field, others from the content. Of these, some cut the content at `</think>`, so
         that one within the answer or the reasoning is written with a space. `tool_calls` is an answer in which the
-        model wrote calls in another form that the template knows, see [`~rollout.sampler.render_chat`].
+        model wrote calls in another form that the template knows, see [`~rollout.history.render_chat`].
         """
         content, call, _ = answer.partition("to=functions." if self.has_messages else "<tool_call>")
         if call and answer not in text and "tool_calls" in self.template:
@@ -162,11 +156,6 @@ class CompletionReader:
         before, end, gap = text.removesuffix(answer).rpartition(END)
         before, answer = (x.replace(END, "< /think>") for x in (before, answer))
         return {"content": f"{before}{end}{gap}{answer}"}
-
-
-def written_call(call: Mapping[str, Any]) -> str:
-    """Returns a call of a tool in the form of Qwen."""
-    return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
 def last_message(text: str) -> str:
@@ -207,7 +196,7 @@ def split_reasoning(text: str, opened: bool = False, tags: tuple[str, str] = (BE
     return re.sub(rf"^\s*(?:<\|channel>thought\n|{begin})", "", reasoning).strip("\n"), answer.lstrip("\n")
 
 
-def find_answer(text: str, prompt: str = "", tags: tuple[str, str] | None = None) -> str:
+def find_answer(text: str, prompt: str, tags: tuple[str, str] | None) -> str:
     """
     Returns the answer in a completion of an unknown tokenizer. Messages are read by [`last_message`]. Tags are
     read by [`split_reasoning`]: these `tags`, or the first of `TAGS` in the text or at the end of the `prompt`. One in

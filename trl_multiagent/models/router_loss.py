@@ -38,15 +38,9 @@ def forward_with_expert_sums(
         collected.extend(outputs.router_logits or ())
 
     # The hooks are on the backbone, because the whole model would compute a loss of its own from the logits
-    hooks = [
-        model.base_model.register_forward_pre_hook(request, with_kwargs=True),
-        model.base_model.register_forward_hook(collect),
-    ]
-    try:
+    backbone = model.base_model
+    with backbone.register_forward_pre_hook(request, with_kwargs=True), backbone.register_forward_hook(collect):
         (outputs,) = run_scored(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
     outputs.aux_loss = expert_sums(collected, model.config.get_text_config().num_experts_per_tok, token_weights)
     return outputs
 

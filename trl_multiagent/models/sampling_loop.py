@@ -94,6 +94,7 @@ class Rows:
             setattr(self, field.name, getattr(self, field.name)[rows])
 
 
+@dataclass(eq=False)
 class SamplingLoop:
     """
     The argument `custom_generate` of `generate`. For settings that it does not cover, it calls transformers' own loop
@@ -110,23 +111,17 @@ class SamplingLoop:
         stops ([`StopStrings`], *optional*): Strings that end a row, too.
         cache ([`~transformers.Cache`], *optional*): Keys and values of the prompts without their last tokens, see
             [`~shared_prompts.repeat_prompts`]. Without a cache, the model cannot use this loop.
-        **inputs: More arguments of the model.
+        inputs (`dict[str, Any]`): More arguments of the model.
     """
 
-    def __init__(
-        self,
-        attention_mask: torch.Tensor,
-        numbers: torch.Tensor,
-        end_tokens: torch.Tensor,
-        agents: torch.Tensor,
-        group: Stacked | None = None,
-        stops: StopStrings | None = None,
-        cache: Cache | None = None,
-        **inputs: Any,
-    ):
-        self.attention_mask, self.numbers, self.end_tokens = attention_mask, numbers, end_tokens
-        self.agents, self.group = agents, group
-        self.stops, self.cache, self.inputs = stops, cache, inputs
+    attention_mask: torch.Tensor
+    numbers: torch.Tensor
+    end_tokens: torch.Tensor
+    agents: torch.Tensor
+    group: Stacked | None
+    stops: StopStrings | None
+    cache: Cache | None
+    inputs: dict[str, Any]
 
     def __call__(
         self,
@@ -137,9 +132,8 @@ class SamplingLoop:
         generation_config: Any,
         **kwargs: Any,
     ) -> torch.Tensor:
-        reasons = [type(x).__name__ for x in logits_processor if type(x) not in COVERED]
-        known = (MaxLengthCriteria, EosTokenCriteria, StopStrings)
-        reasons += [type(x).__name__ for x in stopping_criteria if type(x) not in known]
+        known = (*COVERED, MaxLengthCriteria, EosTokenCriteria, StopStrings)
+        reasons = [type(x).__name__ for x in (*logits_processor, *stopping_criteria) if type(x) not in known]
         if self.cache is None:
             reasons += [f"the cache of {type(model).__name__}"]
         if reasons:
@@ -149,8 +143,9 @@ class SamplingLoop:
             )
             from trl_multiagent.models.other_loop import sample_elsewhere
 
-            given = (model, input_ids, logits_processor, stopping_criteria, generation_config)
-            return sample_elsewhere(self, choose, *given, **kwargs)
+            return sample_elsewhere(
+                self, model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+            )
         with cast(Any, model)._optimize_model_for_decode():  # mixtures of experts on a GPU
             return self.run(model, input_ids, logits_processor, generation_config)
 
@@ -189,6 +184,22 @@ class SamplingLoop:
         result[rows.places], logps[rows.places] = rows.ids, rows.numbers
         self.numbers = logps
         return result[:, :length]
+
+    @staticmethod
+    def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """
+        Returns the next token of each row: the first token at which the cumulative probability exceeds the row's
+        random number. `numbers` has the shape `(num_rows, 1)`; the log-probabilities of the tokens, in nats, replace
+        them.
+        """
+        probabilities = scores.softmax(dim=-1)
+        cumulative = probabilities.cumsum(dim=-1)
+        total = cumulative[:, -1:]
+        # Rounding must not select a token beyond the last one with a probability
+        u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
+        tokens = torch.searchsorted(cumulative, u, right=True).clamp(max=scores.size(1) - 1)  # for NaN
+        numbers.copy_(probabilities.gather(1, tokens).log())
+        return tokens.squeeze(1)
 
     def adds_masks(self, model: PreTrainedModel) -> bool:
         """
@@ -272,7 +283,7 @@ class GrowingToken:
             **self.loop.inputs,
         )
         self.scores = self.processors(cast(Any, ids), outputs.logits[:, -1].float())
-        tokens = choose(self.scores, numbers) if self.do_sample else self.scores.argmax(dim=-1)
+        tokens = self.loop.choose(self.scores, numbers) if self.do_sample else self.scores.argmax(dim=-1)
         self.rows.ended |= (tokens[:, None] == self.rows.end_tokens).any(dim=1)
         return tokens
 
@@ -359,18 +370,3 @@ def live_rows(ended: torch.Tensor) -> torch.Tensor:
     holes = ended[: len(live)].nonzero().squeeze(1)
     order[holes] = live[len(live) - len(holes) :]
     return order
-
-
-def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """
-    Returns the next token of each row: the first token at which the cumulative probability exceeds the row's random
-    number. `numbers` has the shape `(num_rows, 1)`; the log-probabilities of the tokens, in nats, replace them.
-    """
-    probabilities = scores.softmax(dim=-1)
-    cumulative = probabilities.cumsum(dim=-1)
-    total = cumulative[:, -1:]
-    # Rounding must not select a token beyond the last one with a probability
-    u = torch.minimum(numbers * total, torch.nextafter(total, torch.zeros_like(total)))
-    tokens = torch.searchsorted(cumulative, u, right=True).clamp(max=scores.size(1) - 1)  # for NaN
-    numbers.copy_(probabilities.gather(1, tokens).log())
-    return tokens.squeeze(1)

@@ -82,13 +82,14 @@ class RoomyLayer(DynamicLayer):
             shape, dtype = (*key_states.shape[:-2], self.max_length), product_dtype(key_states)
             # Zeros, because a masked number must be finite
             self.rooms = [x.new_zeros(*shape, x.size(-1), dtype=dtype) for x in (key_states, value_states)]
-        if self.place is not None:
-            for room, states in zip(self.rooms, (key_states, value_states), strict=True):
-                room.index_copy_(-2, self.place, states.to(room.dtype))
-            return self.rooms[0], self.rooms[1]
         end = start + key_states.size(-2)
         for room, states in zip(self.rooms, (key_states, value_states), strict=True):
-            room[..., start:end, :] = states
+            if self.place is None:
+                room[..., start:end, :] = states
+            else:
+                room.index_copy_(-2, self.place, states.to(room.dtype))
+        if self.place is not None:
+            return self.rooms[0], self.rooms[1]
         self.keys, self.values = (room[..., :end, :] for room in self.rooms)
         return self.keys, self.values
 

@@ -52,7 +52,7 @@ from trl_multiagent.jobs.distributed import fail_together, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, describe_agent, digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.limits import check_dataset
-from trl_multiagent.preferences.comparators import ByRole, Comparator, Sampler, make_comparator, team_sampler
+from trl_multiagent.preferences.comparators import Comparator, make_comparator, team_sampler
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PAIRING_FIELDS, SAMPLING_FIELDS, PreferenceConfig
 from trl_multiagent.preferences.pairs import Candidate, Pair, all_pairs, matched_pairs, select_pairs
 from trl_multiagent.preferences.rows import (
@@ -68,7 +68,7 @@ from trl_multiagent.preferences.rows import (
     make_row,
     text_columns,
 )
-from trl_multiagent.rollout.tree import Node, derive_seed, grow_trees, judge_nodes
+from trl_multiagent.rollout.tree import ByRole, Node, Sample, derive_seed, grow_trees, judge_nodes
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -233,7 +233,7 @@ class _Collection:
         sampler.check_items(items, self.environment, num_turns=1)
         chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
 
-    def sample_chunk(self, number: int, sampler: Sampler) -> list[Record]:
+    def sample_chunk(self, number: int, sampler: Sample) -> list[Record]:
         """Samples and scores one chunk. Returns one record per item."""
         chunk, config, comparator = self.chunks.items[number], self.config, self.comparator
 
@@ -260,7 +260,7 @@ class _Collection:
                 torch.save(state, file)
         return records
 
-    def _play(self, chunk: int, stream: str, sample: Sampler, num_candidates: int) -> list[Node]:
+    def _play(self, chunk: int, stream: str, sample: Sample, num_candidates: int) -> list[Node]:
         """Samples and scores the candidates of one policy, with random numbers that depend on the chunk."""
         numbers = self.chunks.items[chunk]
         items = [self.dataset[k] for k in numbers]

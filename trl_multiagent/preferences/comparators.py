@@ -3,7 +3,7 @@ Makes comparators, the policies that sample the other joint answer of a pair. Th
 is trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfi
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.seats import ask_endpoint
-from trl_multiagent.rollout.tree import Node, Samples
+from trl_multiagent.rollout.tree import ByRole, Node, Sample, Samples
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import load_player, one_line
 
@@ -29,17 +29,13 @@ ROUND_FOLDER = "round_{}"  # in `policy_checkpoint_dir`: the team before this ro
 ENDPOINT_FOLDER = "endpoint"  # in the folder of the candidates: the answers of an endpoint
 SOLO = "model"  # the role of a model that answers for all roles
 
-ByRole = dict[str, list[Samples]]  # of each role, the samples at each node
-# `(nodes, num_candidates) -> {role: samples}`
-Sampler = Callable[[list[Node], int], ByRole]
-
 
 @dataclass
 class Comparator:
     """The policy that sampled one side of the pairs."""
 
     name: str  # in the columns `chosen_by` and `rejected_by`
-    sample: Sampler
+    sample: Sample
     facts: dict[str, Any]  # which must be the same when an interrupted collection is resumed
 
 
@@ -53,7 +49,7 @@ def make_comparator(team: AgentTeam, config: PreferenceConfig, round: int = 0) -
     if policy is None:
         return None
     is_central = config.comparator_generation_mode == "centralized"  # one model answers for all roles, in one text
-    sample: Sampler
+    sample: Sample
     facts: dict[str, Any]
     if policy == "api":
         folder = Path(config.output_dir) / CANDIDATES_FOLDER / ENDPOINT_FOLDER
@@ -118,7 +114,7 @@ def ask_model(
     return samples
 
 
-def sample_centralized(sample: Sampler, roles: Sequence[str], nodes: list[Node], num_candidates: int) -> ByRole:
+def sample_centralized(sample: Sample, roles: Sequence[str], nodes: list[Node], num_candidates: int) -> ByRole:
     """
     Samples joint answers of one model in the role `SOLO`. It sees the assignments of all roles and answers with a
     tagged block for each, as in a [`~environments.centralized.CentralizedEnvironment`]. The answer of a role without a

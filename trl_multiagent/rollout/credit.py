@@ -49,7 +49,9 @@ def add_counterfactuals(
     wanted: list[tuple[Node, str, list[tuple[int, ...]], Node]] = []
     for node in nodes:
         for role in (role for role in node.roles if role in roles):
-            indices = [replaced_index(node, index, role, replacement) for index in node.indices]
+            agent, size = node.roles.index(role), len(node.samples[role].texts)
+            others = [0 if replacement == "nothing" else (g + 1) % size for g in range(size)]
+            indices = [(*index[:agent], others[index[agent]], *index[agent + 1 :]) for index in node.indices]
             other = dataclasses.replace(node, indices=list(dict.fromkeys(indices)))
             if replacement == "nothing":
                 other.samples = {**node.samples, role: Samples(node.samples[role].prompt_ids, [[]], [""])}
@@ -58,10 +60,3 @@ def add_counterfactuals(
     for (node, role, indices, other), node_outcomes in zip(wanted, outcomes, strict=True):
         rewards = {x: process_reward(y.reward) for x, y in zip(other.indices, node_outcomes, strict=True)}
         node.counterfactuals[role] = [rewards[index] for index in indices]
-
-
-def replaced_index(node: Node, index: tuple[int, ...], role: str, replacement: str) -> tuple[int, ...]:
-    """Returns a joint action of a node with another completion of one role."""
-    agent, size = node.roles.index(role), len(node.samples[role].texts)
-    other = 0 if replacement == "nothing" else (index[agent] + 1) % size
-    return (*index[:agent], other, *index[agent + 1 :])

@@ -1,13 +1,20 @@
-"""Builds an agent's prompt from its past turns and the environment's new prompt."""
+"""Builds an agent's prompt from its past turns and the environment's new prompt, and tokenizes it."""
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
+from trl.data_utils import prepare_multimodal_messages
 
-from trl_multiagent.environments.base import Prompt, Reply, Turn, call_of
-from trl_multiagent.models.chat_markers import marker_pattern, without_markers
+from trl_multiagent.environments.base import Prompt, Reply, Turn, as_messages, call_of
+from trl_multiagent.models.chat_markers import CONTENT, marker_pattern, without_markers
+from trl_multiagent.models.reasoning import MALFORMED
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.tree import Node
 
@@ -36,11 +43,6 @@ def uses_chat_template(tokenizer: PreTrainedTokenizerBase, setting: bool | None)
 def own_turns(role: str, history: Sequence[Turn]) -> list[Turn]:
     """Returns the past turns in which a role acted."""
     return [turn for turn in history if role in turn.prompts]
-
-
-def remembered(role: str, node: Node) -> Sequence[Turn]:
-    """Returns the past turns that an agent may see at a node: none, if its question says so."""
-    return node.history if call_of(node.prompts[role]).memory else ()
 
 
 def whole_prompt(
@@ -120,7 +122,7 @@ def _chat(parts: list[tuple[Prompt | None, dict[str, str] | None]], prompt: Prom
 
 def _after(texts: list[str], prompt: Prompt) -> list[dict[str, str]]:
     """Returns a prompt as chat messages, with the texts in front of its first user message."""
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    messages = [*as_messages(prompt)]
     if not texts:
         return messages
     for k, message in enumerate(messages):
@@ -137,8 +139,7 @@ def tokenize_nodes(
     end_tokens: Sequence[int],
     as_chat: bool,
     options: HistoryOptions,
-    tokenize: Callable[[list], list[list[int]]],
-    render: Callable[[list[dict[str, str]]], str],
+    template_kwargs: Mapping[str, Any],
 ) -> list[WholePrompt]:
     """
     Makes an agent's prompts at nodes at which it acts.
@@ -152,71 +153,116 @@ def tokenize_nodes(
         sees.
         end_tokens (`Sequence[int]`): The tokens that end a completion.
         as_chat (`bool`): Whether the prompts are chat messages.
-        tokenize (`Callable[[list], list[list[int]]]`): Tokenizes whole prompts, texts or lists of chat messages.
-        render (`Callable[[list[dict]], str]`): Applies the chat template to messages.
+        template_kwargs (`Mapping[str, Any]`): Arguments of the chat template.
     """
+    render: Callable[..., str] = partial(render_chat, tokenizer, **template_kwargs) if as_chat else str
+    tokenize = partial(tokenize_prompts, tokenizer, **template_kwargs)
     markers = marker_pattern(tokenizer, render) if as_chat and nodes else None
+    # A question may leave all past turns out
+    pasts = [own_turns(role, node.history if call_of(node.prompts[role]).memory else ()) for node in nodes]
 
-    def build(chosen: Sequence[Node], dropped: int) -> list[WholePrompt]:
-        prompts = [
-            whole_prompt(role, remembered(role, node), node.prompts[role], as_chat, options, dropped, markers)
-            for node in chosen
-        ]
-        ids = tokenize(prompts) if prompts else []
-        built = [WholePrompt(*x) for x in zip(prompts, ids, strict=True)]
-        if options.max_history_length is not None:
-            for node, made in zip(chosen, built, strict=True):
-                all_turns, turns = (
-                    options.shown(len(own_turns(role, remembered(role, node))), k) for k in (0, dropped)
-                )
-                # A first turn counts, too, if only its prompt is left
-                made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
-        continue_turns(role, chosen, built, tokenizer, end_tokens, render if as_chat else str)
-        return built
-
-    whole = build(nodes, 0)
-    if options.max_history_length is None:
-        return whole
-    later = [k for k, node in enumerate(nodes) if own_turns(role, remembered(role, node))]
-    new = [whole_prompt(role, (), nodes[k].prompts[role], as_chat, markers=markers) for k in later]
-    alone = tokenize(new) if new else []
-    room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
-    dropped = 0
-    while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
-        dropped += 1
-        # Without any past turn, a prompt fits
-        later = [k for k in too_long if dropped <= len(own_turns(role, remembered(role, nodes[k]))) + 1]
-        for k, shorter in zip(later, build([nodes[k] for k in later], dropped), strict=True):
-            whole[k] = shorter
-    return whole
-
-
-def continue_turns(
-    role: str,
-    nodes: Sequence[Node],
-    prompts: list[WholePrompt],
-    tokenizer: PreTrainedTokenizerBase,
-    end_tokens: Sequence[int],
-    render: Callable[..., str],
-) -> None:
-    """
-    Replaces, in place, the token ids of prompts that continue the agent's last prompt and response, see
-    [`tokenize_nodes`].
-
-    The new ids stand for the same text. They differ only if the tokenizer splits a response into other tokens than the
-    sampled ones.
-    """
-    for node, prompt in zip(nodes, prompts, strict=True):
+    def continue_turn(node: Node, made: WholePrompt) -> None:
+        """
+        Replaces the token ids of a prompt that continues the last one. The new ids stand for the same text. They
+        differ only if the tokenizer splits a response into other tokens than the sampled ones.
+        """
         before, g = node.continues.get(role, (None, 0))
         if before is None or before.prompt is None:
-            continue
-        text, start = render(prompt.prompt), render(before.prompt) + before.texts[g]
+            return
+        text, start = render(made.prompt), render(before.prompt) + before.texts[g]
         if not text.startswith(start):
-            continue
+            return
         response = before.completion_ids[g]
         if response[-1:] and response[-1] in end_tokens:
             response = response[:-1]  # the rest of the text begins with the end token if the text contains it
         rest = tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]
         ids = [*before.prompt_ids, *response, *rest]
-        if ids != prompt.ids and tokenizer.decode(ids) == tokenizer.decode(prompt.ids):
-            prompt.ids = ids
+        if ids != made.ids and tokenizer.decode(ids) == tokenizer.decode(made.ids):
+            made.ids = ids
+
+    def build(chosen: Sequence[int], dropped: int) -> list[WholePrompt]:
+        prompts = [
+            whole_prompt(role, pasts[k], nodes[k].prompts[role], as_chat, options, dropped, markers) for k in chosen
+        ]
+        built = [WholePrompt(*x) for x in zip(prompts, tokenize(prompts), strict=True)]
+        for k, made in zip(chosen, built, strict=True):
+            if options.max_history_length is not None:
+                all_turns, turns = (options.shown(len(pasts[k]), number) for number in (0, dropped))
+                # A first turn counts, too, if only its prompt is left
+                made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
+            continue_turn(nodes[k], made)
+        return built
+
+    whole = build(range(len(nodes)), 0)
+    if options.max_history_length is None:
+        return whole
+    later = [k for k, past in enumerate(pasts) if past]
+    alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat, markers=markers) for k in later])
+    room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
+    dropped = 0
+    while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
+        dropped += 1
+        later = [k for k in too_long if dropped <= len(pasts[k]) + 1]  # without any past turn, a prompt fits
+        for k, shorter in zip(later, build(later, dropped), strict=True):
+            whole[k] = shorter
+    return whole
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], /, **kwargs: Any) -> str:
+    """
+    Returns the text of chat messages that [`tokenize_prompts`] tokenizes. Some chat templates take contents as lists
+    of parts alone, as SmolVLM's does, refuse empty answers, as Ministral's does, or refuse or leave out the results of
+    tools, as Gemma's does: these become messages of the user. Calls that a model wrote in another form, see
+    [`~models.reasoning.CompletionReader.message`], get the template's form, if their results follow.
+    """
+    from trl_multiagent.models.tool_calls import find_calls, read_calls
+
+    template = tokenizer.get_chat_template()
+    asked, answered = ("user", ""), ("assistant", CONTENT)
+    takes_results = CONTENT in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1)
+    messages, result = [*messages], -1  # the place of the next result that the template takes
+    for k, message in enumerate(messages):
+        if isinstance(calls := message.get("tool_calls"), str):
+            messages[k] = {"role": "assistant", "content": calls}
+            with contextlib.suppress(*MALFORMED):  # a malformed call stays a text
+                if messages[k + 1]["role"] == "tool":
+                    found = [{"function": call} for text in find_calls(calls) for call in read_calls(text)]
+                    messages[k], result = {**message, "tool_calls": found}, k + 1
+        elif message["role"] == "tool" and k == result:
+            result += 1
+        elif message["role"] == "tool" and not takes_results:
+            messages[k] = {**message, "role": "user"}
+    if not probe(template, asked, ("assistant", "")) and probe(template, asked, answered):
+        messages = [{**message, "content": message["content"] or " "} for message in messages]
+    if CONTENT not in (probe(template, ("user", CONTENT)) or CONTENT):  # it may demand other messages
+        messages = prepare_multimodal_messages(messages)
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+    except TypeError as error:  # a template joins a number and a text
+        raise TemplateError(f"with {kwargs}: {error}") from error
+
+
+@lru_cache
+def probe(template: str, *messages: tuple[str, str]) -> str:
+    """Returns what a chat template makes of messages, each a role and a content. It is empty if it refuses them."""
+    chat = [{"role": role, "content": content} for role, content in messages]
+    with contextlib.suppress(TemplateError):
+        return render_jinja_template([chat], chat_template=template, bos_token="", eos_token="")[0][0]
+    return ""
+
+
+def tokenize_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[Any], /, **kwargs: Any) -> list[list[int]]:
+    """Returns the token ids of texts, or of lists of chat messages. `kwargs`: arguments of the chat template."""
+    if not prompts:
+        return []
+    if isinstance(prompts[0], str):
+        ids, begin, end = tokenizer(prompts)["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token
+        if len(ids[0]) > 1 and ids[0][-1] == tokenizer.eos_token_id and not prompts[0].endswith(str(end)):
+            raise ValueError(
+                f"The tokenizer {tokenizer.name_or_path!r} ends every prompt with {end}, so that a completion would "
+                "begin after the end of the text: load it with `add_eos_token=False`."
+            )
+        # A prompt that begins with the token itself would get a second one
+        return [own[1:] if own[:2] == [begin, begin] else own for own in ids]
+    texts = [render_chat(tokenizer, messages, **kwargs) for messages in prompts]
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]

@@ -25,6 +25,7 @@ from trl_multiagent.environments.base import (
     Prompt,
     Prompts,
     Turn,
+    as_messages,
     ask,
     item_id,
     judge,
@@ -293,8 +294,7 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Seque
     """
     questions, asked = [], Counter[str]()
     for prompt, seed in zip(prompts, seeds, strict=True):
-        given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        messages = tuple({"role": message["role"], "content": message["content"]} for message in given)
+        messages = tuple({key: message[key] for key in ("role", "content")} for message in as_messages(prompt))
         text = json.dumps([seed, messages])
         asked[text] += 1
         questions.append(Question(messages, f"{seed}/{asked[text]}"))

@@ -56,14 +56,10 @@ def trace_rows(
     trained agent at a node have the shape `(G,)`. `step`, `split` and `process` are columns of all rows.
     """
     rows = []
-    places = {id(root): ("/", "") for root in turns[0]}
     for turn, nodes in enumerate(turns):
         for k, node in enumerate(nodes):
-            path, parent = places[id(node)]
-            for action, child in node.children.items():
-                places[id(child)] = (f"{path.rstrip('/')}/{action}", path)
-            node_advantages = {} if advantages is None else advantages[turn][k]
-            values = {role: x.tolist() for role, x in node_advantages.items()}
+            path = f"/{'/'.join(map(str, node.path))}"
+            values = {role: x.tolist() for role, x in (advantages[turn][k] if advantages else {}).items()}
             prompts = {role: _plain(prompt_text(prompt)) for role, prompt in node.prompts.items()}
             common = {
                 "step": step,
@@ -71,7 +67,7 @@ def trace_rows(
                 "process": process,
                 "tree": node.tree,
                 "node": path,
-                "parent": parent,
+                "parent": (path.rpartition("/")[0] or "/") if node.path else "",
                 "item": _plain(item_id(node.item)),
                 "name": item_name(node.item),
                 "turn": turn + 1,

@@ -42,10 +42,7 @@ class Samples:
     prompt: Prompt | None = None  # the whole prompt, including the history, as text or chat messages
     dropped_turns: int | None = None  # number of past turns that a limit of the length removed; `None` without a limit
     stop_strings: Sequence[str] = ()  # strings that end a completion, in addition to end-of-sequence tokens
-    truncated: list[bool] | None = None  # whether each completion was cut off at the limit of its length
-    answers: list[str] | None = None  # the texts without their reasoning, see `models.reasoning`; `None`: the texts
-    # The fields of each completion's message in the agent's own history; `None`: the texts are the contents
-    messages: list[dict[str, str]] | None = None
+    replies: list[Reply] | None = None  # the completions as everybody but their agent sees them; `None`: the texts
 
     def is_finished(self, g: int, end_tokens: Sequence[int]) -> bool:
         """Returns whether completion g ended before the limit of its length."""
@@ -54,9 +51,7 @@ class Samples:
 
     def reply(self, g: int) -> Reply:
         """Returns completion g as everybody but its agent sees it."""
-        answer = (self.texts if self.answers is None else self.answers)[g]
-        message = self.messages[g] if self.messages else None
-        return Reply.of(answer, bool(self.truncated and self.truncated[g]), self.texts[g], message)
+        return self.replies[g] if self.replies else Reply.of(self.texts[g])
 
 
 @dataclass
@@ -143,6 +138,9 @@ class Node:
 
 
 Trees = list[list[Node]]  # the nodes of each turn of a batch of trees
+ByRole = dict[str, list[Samples]]  # of each role, the samples at each node
+# Samples completions at nodes, a number for each role that acts there
+Sample = Callable[[list[Node], int], ByRole]
 
 
 def known(values: Sequence[float]) -> list[float]:
@@ -187,7 +185,7 @@ def joint_action_indices(joint_mode: str, num_agents: int, num_generations: int)
 def grow_trees(
     items: list[dict],
     environment: Environment,
-    sample: Callable[[list[Node], int], dict[str, list[Samples]]],
+    sample: Sample,
     score: Callable[[list[Node]], list[list[Outcome]]],
     *,
     num_turns: int,
@@ -237,7 +235,9 @@ def grow_trees(
             for node, outcomes in zip(nodes, score(nodes), strict=True):
                 _add_outcomes(node, outcomes, environment.roles, process_reward)
             if turn + 1 < num_turns:
-                nodes = _grow_children(nodes, environment, handoff, early_termination_threshold, seed)
+                choices = (handoff, early_termination_threshold, seed)
+                asked = [(node, action) for node in nodes for action in _continued_actions(node, *choices)]
+                nodes = _grow_children(asked, environment)
     _add_group_rewards(turns, environment, process_reward)
     _add_returns(turns, environment.roles, 0.0 if handoff else discount)  # in a chain, only the immediate reward
     return turns
@@ -246,7 +246,7 @@ def grow_trees(
 def play_episodes(
     items: list[dict],
     environment: Environment,
-    sample: Callable[[list[Node], int], dict[str, list[Samples]]],
+    sample: Sample,
     score: Callable[[list[Node]], list[list[Outcome]]] | None = None,
     *,
     num_turns: int | None = None,
@@ -272,7 +272,7 @@ def play_episodes(
         ValueError: `num_turns` or `num_episodes` is not a positive whole number.
     """
     for name, value in (("num_turns", num_turns), ("num_episodes", num_episodes)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        if value is not None and (type(value) is not int or value < 1):
             raise ValueError(f"`{name}` is {value!r}; it must be a whole number of at least 1.")
     return grow_trees(
         items,
@@ -348,12 +348,11 @@ def judge_nodes(
     """
     if not nodes:
         return []
-    owners = [node for node in nodes for _ in node.indices]
-    items, histories = [node.item for node in owners], [node.history for node in owners]
-    joint_actions = [joint_action for node in nodes for joint_action in node.joint_actions]
-    chosen = [node.chosen(index) for node in nodes for index in node.indices]
-    ids = [{role: x.completion_ids[g] for role, (x, g) in by_role.items()} for by_role in chosen]
-    prompts, trees = [node.prompts for node in owners], [node.tree for node in owners]
+    places = [(node, index) for node in nodes for index in node.indices]
+    items, histories = [node.item for node, _ in places], [node.history for node, _ in places]
+    joint_actions = [node.texts(index) for node, index in places]
+    ids = [{role: x.completion_ids[g] for role, (x, g) in node.chosen(index).items()} for node, index in places]
+    prompts, trees = [node.prompts for node, _ in places], [node.tree for node, _ in places]
     with scoring(ScoringContext(prompts, ids, trees=trees, **context)):
         outcomes = iter(judge(environment, items, joint_actions, [*histories], evaluation))
     return [[next(outcomes) for _ in node.indices] for node in nodes]
@@ -387,15 +386,8 @@ def _add_group_rewards(turns: Trees, environment: Environment, process_reward: C
             _add_outcomes(node, node.outcomes, environment.roles, process_reward)
 
 
-def _grow_children(
-    nodes: list[Node],
-    environment: Environment,
-    handoff: str | None,
-    threshold: float | None,
-    seed: int | str,
-) -> list[Node]:
-    """Adds the child nodes to the nodes of a turn, and returns them."""
-    asked = [(node, action) for node in nodes for action in _continued_actions(node, handoff, threshold, seed)]
+def _grow_children(asked: list[tuple[Node, int]], environment: Environment) -> list[Node]:
+    """Adds child nodes to nodes of a turn, each after a joint action, and returns them."""
     if not asked:
         return []
     histories = [(*node.history, node.turn(action)) for node, action in asked]
@@ -432,20 +424,14 @@ def _add_returns(turns: Trees, roles: Sequence[str], discount: float) -> None:
     nodes = [node for nodes in reversed(turns) for node in nodes]
     has_roles = any(node.role_rewards for node in nodes)
     for node in nodes:
-        node.returns = _returns(node, None, discount)
-        if has_roles:
-            node.role_returns = {role: _returns(node, role, discount) for role in roles}
-
-
-def _returns(node: Node, role: str | None, discount: float) -> list[float]:
-    """
-    Computes R_j = r_j + discount * (mean return of joint action j's child node), of a role or, with `None`, of the
-    team.
-    """
-    returns = list(node.rewards_of(role))
-    for joint_action, child in node.children.items():
-        returns[joint_action] += discount * mean_of_known(child.returns_of(role))
-    return returns
+        for role in (None, *roles) if has_roles else (None,):  # `None` is the team
+            returns = list(node.rewards_of(role))  # R_j = r_j + discount * mean return of joint action j's child node
+            for joint_action, child in node.children.items():
+                returns[joint_action] += discount * mean_of_known(child.returns_of(role))
+            if role is None:
+                node.returns = returns
+            else:
+                node.role_returns[role] = returns
 
 
 class RolloutCallback(TrainerCallback):

@@ -7,7 +7,7 @@ from typing import Any
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import Sandbox, SandboxError
 from trl_multiagent.code.sandbox.sandbox import TIERS
-from trl_multiagent.environments.base import Environment, History, Prompts
+from trl_multiagent.environments.base import Environment, prompts_of_one
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
 
@@ -67,8 +67,7 @@ class ProgramEnvironment(Environment):
         self.sandbox = sandbox or Sandbox()
         self.runner = ProgramRunner(self.sandbox, keep_suspicious)
 
-    def prompts(self, item: dict, history: History) -> Prompts:
-        return self.next_prompts([item], [history])[0]
+    prompts = prompts_of_one
 
     def resume_settings(self) -> dict[str, Any]:
         """

@@ -147,34 +147,30 @@ def load_adapters(
     # ZeRO-3 gathers parameters together, so all must have the same data type
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models = {}
-    # The models with adapters so far, by base and its revision
-    adapted: dict[tuple[str, str | None], PeftModel] = {}
-
+    # The bases so far, by name and revision, with their adapters
+    bases: dict[tuple[str, str | None], Any] = {}
     for role, source in sources.items():
         is_saved = role not in peft_configs
         config = read_adapter_config(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
         # The revision in the adapter's files is the base's; the adapter's own revision is in `hub`
         saved_base = packaged(str(config.base_model_name_or_path))
         key = (saved_base, config.revision) if is_saved else (source, hub["revision"])
-        base = None
-        if key not in adapted:
+        if key not in bases:
             with seeded(seed, SHARED_FOLDER):
-                base = load_as_published(key[0], **{**model_init_kwargs, "revision": key[1]})
+                bases[key] = load_as_published(key[0], **{**model_init_kwargs, "revision": key[1]})
         if is_saved:
             config.inference_mode = False
         else:
             config.revision = hub["revision"]  # so that the saved adapter loads this base again
-            config.exclude_modules = config.exclude_modules or outside_of_text(
-                base_of(adapted[key]) if base is None else base
-            )
+            config.exclude_modules = config.exclude_modules or outside_of_text(base_of(bases[key]))
         with seeded(seed, role):
-            if base is None:
-                adapted[key].add_adapter(role, config, **dtype)
+            if isinstance(bases[key], PeftModel):
+                bases[key].add_adapter(role, config, **dtype)
             else:
-                adapted[key] = get_peft_model(base, config, adapter_name=role, **dtype)
+                bases[key] = get_peft_model(bases[key], config, adapter_name=role, **dtype)
+        models[role] = bases[key]
         if is_saved and model_init_kwargs.get("device_map") != "meta":
-            load_adapter_weights(adapted[key], role, source, **hub)
-        models[role] = adapted[key]
+            load_adapter_weights(models[role], role, source, **hub)
         keep_adapter_in_float32(models[role], role)
     return models
 

@@ -21,18 +21,19 @@ from trl_multiagent.environments.base import Environment, Outcome, Turn, check_r
 from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.models.grouped_lora import Stacked, can_group
-from trl_multiagent.models.packing import run_scored
+from trl_multiagent.models.packing import is_little_padding, run_scored
 from trl_multiagent.models.pretrained import (
     adapter_parameters,
     base_of,
     copied,
     hub_arguments,
+    load_model,
+    seeded,
     text_parameters,
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
 from trl_multiagent.rollout.sampler import (
-    MOST_PADDING,
     TeamSampler,
     TransformersGenerator,
     check_stop_strings,
@@ -52,8 +53,6 @@ from trl_multiagent.team.files import (
     TeamFile,
     find_sources,
     form_of_sources,
-    load_model_weights,
-    load_models,
     load_tokenizer,
     part_of,
     read_team_file,
@@ -75,11 +74,10 @@ ADVICE |= {
 
 
 class Computing(NamedTuple):
-    """For whom a model of the team computes: an agent, a critic on its model, or the agents of a group on it."""
+    """What a model of the team computes with: an agent's, a reference policy's or a critic's adapter, or a group's."""
 
-    role: str
-    critic: str | None = None
-    is_reference: bool = False
+    role: str  # of the agent with this model
+    adapter: str
     group: Stacked | None = None
     autocast: bool = False  # whether it casts the inputs of products
 
@@ -138,11 +136,9 @@ class AgentTeam(nn.Module):
         self.roles = check_agent_names(list(models))
         if list(models) != list(tokenizers):
             raise ValueError(f"The models are for the roles {list(models)}, the tokenizers for {list(tokenizers)}.")
-        first_roles: dict[int, str] = {}
-        for role, model in models.items():
-            first_roles.setdefault(id(model), role)
-        self.models = nn.ModuleDict({role: cast(nn.Module, models[role]) for role in first_roles.values()})
+        first_roles = {id(model): role for role, model in reversed([*models.items()])}
         self._model_names = {role: first_roles[id(model)] for role, model in models.items()}
+        self.models = nn.ModuleDict({name: models[name] for name in dict.fromkeys(self._model_names.values())})
         self.policies = dict(models)
         self.agents = {role: base_of(model) for role, model in models.items()}
         self.tokenizers = dict(tokenizers)
@@ -159,12 +155,11 @@ class AgentTeam(nn.Module):
         self.has_shared_weights = len(full) == len(self.roles) > 1 and len(set(full)) == 1
         if len(set(full)) < len(full) and not self.has_shared_weights:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        self._adapters = AgentAdapters(adapted) if adapted else None
+        self._adapters = AgentAdapters(adapted)
         self._quantized_layers = [
             m
             for m in self.models.modules()
-            if not any(m.children())
-            and not all(x.is_floating_point() for x in (*m.parameters(recurse=False), *m.buffers(recurse=False)))
+            if not any(m.children()) and not all(x.is_floating_point() for x in (*m.parameters(), *m.buffers()))
         ]
         # The agents that can compute together with others, each with the name of its model
         self.joinable = {
@@ -172,7 +167,8 @@ class AgentTeam(nn.Module):
             for role, name in self._model_names.items()
             if self.has_shared_weights or (role in adapted and can_group(adapted[role], role))
         }
-        self._now = Computing(self.roles[0])
+        self._is_reference = False
+        self._now = Computing(self.roles[0], self.roles[0])
         self._choose_adapter()
         for role, tokenizer in self.tokenizers.items():
             if tokenizer.pad_token is None:
@@ -229,7 +225,18 @@ class AgentTeam(nn.Module):
             ValueError: the arguments do not fit each other or the saved team.
             OSError: a file cannot be read, or the Hub cannot be reached.
         """
-        check_loading(peft_config, reasoning, chat_template_kwargs, model_init_kwargs)
+        from trl_multiagent.models.packaged import load_as_published
+
+        for argument, advice in ADVICE.items():
+            if argument in model_init_kwargs:
+                raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
+        for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
+            if config is not None:
+                check_adapter_config("an agent", config)
+        if reasoning is not None:
+            check_reasoning("`reasoning`", reasoning)
+        if chat_template_kwargs is not None:
+            check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
         if isinstance(name, Mapping):
             roles = roles or list(name)
             if {*roles} != name.keys():
@@ -245,8 +252,13 @@ class AgentTeam(nn.Module):
         if gguf_file is not None and saved is None:  # a saved team started from models in that file
             sources = {role: str(Path(source) / gguf_file) for role, source in sources.items()}
         tokenizers = {role: load_tokenizer(source, hub | kwargs) for role, source in sources.items()}
-        full = {role: source for role, source in sources.items() if role not in adapted}
-        models = dict(load_models(full, shares, seed, model_init_kwargs))
+        models: dict[str, PreTrainedModel | PeftModel] = {}
+        for role in (role for role in sources if role not in adapted):
+            if shares and models:
+                models[role] = next(iter(models.values()))
+            else:
+                with seeded(seed, SHARED_FOLDER if shares else role):
+                    models[role] = load_as_published(sources[role], **model_init_kwargs)
         if base_dtype is not None:
             model_init_kwargs["dtype"] = base_dtype
         if adapted:
@@ -312,7 +324,7 @@ class AgentTeam(nn.Module):
             if isinstance(model, PeftModel):
                 load_adapter_weights(model, role, source)
             elif role == name:
-                load_model_weights(model, source)
+                model.load_state_dict(load_model(str(source), dtype=model.dtype).state_dict())
         if self.critics is not None:
             self.critics.load(folder)
 
@@ -444,8 +456,7 @@ class AgentTeam(nn.Module):
     def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""
         self.critics = critics
-        if self._adapters is not None:
-            self._adapters.find_layers()
+        self._adapters.find_layers()
         self._choose_adapter()
 
     # The active agent
@@ -468,8 +479,11 @@ class AgentTeam(nn.Module):
         Makes one agent the active one within the block. Its model computes for the agent, for a critic, or for the
         agents of a group.
         """
+        adapter = self._adapter_name(role)
+        if critic is not None:  # layers without its adapter compute as in the base
+            adapter = cast("Critics", self.critics).backbones[critic].adapter or adapter
         autocast = torch.is_autocast_enabled(self.agents[role].device.type)
-        with self._computing(self._now._replace(role=role, critic=critic, group=group, autocast=autocast)):
+        with self._computing(Computing(role, adapter, group, autocast)):
             yield self.active_agent
 
     @contextlib.contextmanager
@@ -479,25 +493,19 @@ class AgentTeam(nn.Module):
         chosen: AbstractContextManager = contextlib.nullcontext()
         if computing != previous and computing.role in self.adapted_roles:
             module = self.policies[computing.role] if part is None else part
-            chosen = cast(AgentAdapters, self._adapters).chosen(module, *self._choice)
+            chosen = self._adapters.chosen(module, *computing[1:])
         try:
             with chosen:
                 yield
         finally:
             self._now = previous
 
-    @property
-    def _choice(self) -> tuple[str, Stacked | None, bool]:
-        """The arguments of [`~team.adapters.AgentAdapters.choose`]."""
-        role, critic, is_reference, group, autocast = self._now
-        adapter = reference_name(role) if is_reference else role
-        if critic is not None:  # layers without its adapter compute as in the base
-            adapter = cast("Critics", self.critics).backbones[critic].adapter or adapter
-        return adapter, group, autocast
-
     def _choose_adapter(self) -> None:
         if self.active in self.adapted_roles:
-            cast(AgentAdapters, self._adapters).choose(self.policies[self.active], *self._choice)
+            self._adapters.choose(self.policies[self.active], *self._now[1:])
+
+    def _adapter_name(self, role: str) -> str:
+        return reference_name(role) if self._is_reference else role
 
     # Modes
 
@@ -585,7 +593,7 @@ class AgentTeam(nn.Module):
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
         trained = {id(parameter) for parameter in self.parameters() if parameter.requires_grad}
-        cast(AgentAdapters, self._adapters).keep_references()
+        self._adapters.keep_references()
         for parameter in self.parameters():  # PEFT leaves only one adapter trainable
             parameter.requires_grad_(id(parameter) in trained)
         self._choose_adapter()
@@ -594,8 +602,12 @@ class AgentTeam(nn.Module):
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
         """Makes the agents of a LoRA team compute with their reference policies within the block."""
-        with self._computing(self._now._replace(is_reference=True)):
-            yield
+        self._is_reference = True
+        try:
+            with self.activate(self.active):
+                yield
+        finally:
+            self._is_reference = False
 
     @contextlib.contextmanager
     def together(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
@@ -603,8 +615,7 @@ class AgentTeam(nn.Module):
         Makes agents on one model compute together within the block. Yields the model and, for several agents, their
         adapters.
         """
-        names = [reference_name(role) if self._now.is_reference else role for role in roles]
-        group = Stacked(names) if len(roles) > 1 else None
+        group = Stacked([*map(self._adapter_name, roles)]) if len(roles) > 1 else None
         with self.activate(roles[0], group=group) as model:
             yield model, group
 
@@ -660,14 +671,17 @@ class AgentTeam(nn.Module):
         alone = is_deepspeed_zero3_enabled() or (self.training and self.uses_dropout)
         for role, inputs in team_inputs.items():
             joins = role in self.joinable and "places" in inputs and "router_weights" not in inputs and not alone
-            joins = joins and is_bound_by_launches(self.agents[role])
+            # An update takes less time in fewer operations: on a GPU, and on a CPU for a narrow model
+            agent = self.agents[role]
+            joins = joins and (
+                agent.device.type != "cpu" or agent.config.get_text_config().hidden_size <= WIDEST_ON_CPU
+            )
             groups.setdefault((self.joinable[role], *inputs) if joins else role, []).append(role)
         forwards = []
         for roles in groups.values():
             shapes = [team_inputs[role]["input_ids"].shape for role in roles]
-            padded = sum(rows for rows, _ in shapes) * max(length for _, length in shapes)
-            is_little = padded <= MOST_PADDING * sum(rows * length for rows, length in shapes)
-            forwards += [roles] if is_little else [[role] for role in roles]
+            lengths = [length for rows, length in shapes for _ in range(rows)]
+            forwards += [roles] if is_little_padding(lengths) else [[role] for role in roles]
         if deepspeed_config() is not None and torch.is_grad_enabled() and not alone and len(team_inputs) > 1:
             # DeepSpeed adds the first gradient that comes in one process to the first in the others, whatever its
             # weight. Forwards decide the order in which they come, and the lengths of rows differ among processes
@@ -765,8 +779,7 @@ class AgentTeam(nn.Module):
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
         self.activation_checkpointing_enable(gradient_checkpointing_kwargs)
 
-    def gradient_checkpointing_disable(self) -> None:
-        self.activation_checkpointing_disable()
+    gradient_checkpointing_disable = activation_checkpointing_disable
 
     def enable_input_require_grads(self) -> None:
         """
@@ -781,23 +794,15 @@ class AgentTeam(nn.Module):
             model.add_model_tags(tags)
 
 
-def is_bound_by_launches(agent: PreTrainedModel) -> bool:
-    """Returns whether an update takes less time in fewer operations: on a GPU, and on a CPU for a narrow model."""
-    return agent.device.type != "cpu" or agent.config.get_text_config().hidden_size <= WIDEST_ON_CPU
-
-
 def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any) -> ModelOutput:
     """
     Runs one agent, on `device` if given, on its entry of `team_inputs`, see [`AgentTeam.forward`]. The output is on
     the inputs' device.
     """
-    if device is None:
-        return run(agent, **inputs)
-    return send_to_device(run(agent, **send_to_device(inputs, device)), inputs["input_ids"].device)
-
-
-def run(agent: PreTrainedModel, router_weights: torch.Tensor | None = None, **inputs: Any) -> ModelOutput:
-    """Runs one agent on inputs that are on its device."""
+    if device is not None:
+        outputs = run_agent(agent, None, **send_to_device(inputs, device))
+        return send_to_device(outputs, inputs["input_ids"].device)
+    router_weights = inputs.pop("router_weights", None)
     if router_weights is not None:
         from trl_multiagent.models.router_loss import forward_with_expert_sums
 
@@ -821,20 +826,6 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> t
     if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
-
-
-def check_loading(peft_config: Any, reasoning: Any, chat_template_kwargs: Any, others: dict[str, Any]) -> None:
-    """Raises an error for arguments of [`~AgentTeam.from_pretrained`] that are wrong whatever is loaded."""
-    for argument, advice in ADVICE.items():
-        if argument in others:
-            raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
-    for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
-        if config is not None:
-            check_adapter_config("an agent", config)
-    if reasoning is not None:
-        check_reasoning("`reasoning`", reasoning)
-    if chat_template_kwargs is not None:
-        check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:

@@ -79,11 +79,11 @@ class CriticSettings:
     from its agent.
     """
 
-    form: str = "model"  # or "adapter" or "head"
-    models: str | list[str] | None = None
-    head_hidden_dim: int | None = None
-    lora_r: int = 8
-    seed: int = 42
+    form: str  # "model", "adapter" or "head"
+    models: str | list[str] | None
+    head_hidden_dim: int | None
+    lora_r: int
+    seed: int
 
 
 @dataclass
@@ -109,19 +109,19 @@ class Critics(nn.Module):
         scales (`dict[str, Scale]`): The running mean and variance of each critic's targets.
     """
 
-    def __init__(self, settings: CriticSettings, backbones: dict[str, Backbone], models: dict[str, nn.Module]):
+    def __init__(self, settings: CriticSettings, backbones: dict[str, Backbone]):
         super().__init__()
         self.settings = settings
         self.names = tuple(backbones)
         self.backbones = backbones
-        self.models = nn.ModuleDict(models)
+        self.models = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         self.scales = {name: Scale() for name in self.names}
 
     @property
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
-        return [base_of(cast(Any, model)) for model in self.models.values()]
+        return cast(Any, [*self.models.values()])
 
     def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without an agent's if it uses the agent's model."""
@@ -174,10 +174,11 @@ class Critics(nn.Module):
             weights = part_of(state_dict, backbone.key)
             if backbone.adapter is not None:
                 # PEFT names the folder like the adapter, which may be the name of another critic
-                save_adapter(backbone.model, backbone.adapter, target / backbone.adapter, weights)
-                for file in (target / backbone.adapter).iterdir():
+                inner = target / backbone.adapter
+                save_adapter(backbone.model, backbone.adapter, inner, weights)
+                for file in inner.iterdir():
                     file.replace(target / file.name)
-                (target / backbone.adapter).rmdir()
+                inner.rmdir()
             elif name in self.models:
                 save_model(backbone.model, target, weights)
                 backbone.tokenizer.save_pretrained(target)
@@ -227,23 +228,20 @@ def make_critics(
         name: Backbone(role, policies[role], tokenizers[role], owners[id(policies[role])])
         for name, role in roles.items()
     }
-    models = {}
+    critics = Critics(settings, backbones)
     for name, backbone in backbones.items():
         with seeded(settings.seed, f"critic {name}"):
             if settings.form == "model":
                 # The data type of trained weights
                 dtype = torch.float32 if isinstance(backbone.model, PeftModel) else base_of(backbone.model).dtype
-                models[name] = load_or_copy(backbone, sources[name], dtype)
+                backbone.model = critics.models[name] = load_or_copy(backbone, sources[name], dtype)
+                backbone.key = f"critics.models.{name}."
             elif settings.form == "adapter":
                 if not isinstance(backbone.model, PeftModel):
                     problem = f"{backbone.role!r} has no LoRA adapter. Set `critic_form` to 'model' or 'head'"
                     raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
                 backbone.adapter = f"critic_{name}"
                 add_adapter(backbone.model, backbone.adapter, settings)
-    critics = Critics(settings, backbones, models)
-    for name, backbone in backbones.items():
-        if name in models:
-            backbone.model, backbone.key = models[name], f"critics.models.{name}."
         model, tokenizer, agents_own = backbone.model, backbone.tokenizer, tokenizers[backbone.role]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
@@ -270,12 +268,12 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
         raise ValueError(f"The value head in {folder} {problem}: {error}") from error
 
 
-def model_names(models: str | Sequence[str] | None, names: Sequence[str]) -> dict[str, str | None]:
+def model_names(models: str | list[str] | None, names: Sequence[str]) -> dict[str, str | None]:
     """
     Returns the model that each critic starts from, or `None`. Raises `ValueError` if neither one for all nor one for
     each is given.
     """
-    given = [models] if models is None or isinstance(models, str) else list(models)
+    given = models if isinstance(models, list) else [models]
     given = given * len(names) if len(given) == 1 else given
     if len(given) != len(names):
         raise ValueError(f"`critic_models` has {len(given)} models for the critics {list(names)}.")

@@ -21,7 +21,7 @@ from trl_multiagent.folders import (
     read_json,
     write_json,
 )
-from trl_multiagent.models.pretrained import find_file, hub_arguments, load_model, seeded
+from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
 
@@ -177,27 +177,6 @@ def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
         advice = "give it as `tokenizer_kwargs`, for example {'eos_token': '</s>'}"
         raise ValueError(f"The tokenizer of {source} names no token that ends a text: {advice}.")
     return tokenizer
-
-
-def load_models(
-    sources: dict[str, str], share_weights: bool, seed: int, model_init_kwargs: dict[str, Any]
-) -> dict[str, PreTrainedModel]:
-    """Loads agents without adapters. The seed decides the weights that no file contains."""
-    from trl_multiagent.models.packaged import load_as_published
-
-    models: dict[str, PreTrainedModel] = {}
-    for role, source in sources.items():
-        if share_weights and models:
-            models[role] = next(iter(models.values()))
-        else:
-            with seeded(seed, SHARED_FOLDER if share_weights else role):
-                models[role] = load_as_published(source, **model_init_kwargs)
-    return models
-
-
-def load_model_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Replaces the weights of a model by those in a folder."""
-    model.load_state_dict(load_model(str(folder), dtype=model.dtype).state_dict())
 
 
 # Saving

@@ -14,7 +14,6 @@ from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.rollout.seats import Branch, Seat, training_step
 from trl_multiagent.rollout.tree import Node, derive_seed
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 
@@ -56,7 +55,17 @@ class TeamSeat(Seat):
         def load(role: str) -> TeamSampler:
             if not isinstance(team, str):
                 return team()
-            loaded = load_quietly(loader, team, agent or role, f"seats.{role}")
+            member = agent or role
+            try:
+                with quiet_loading():  # a population loads a member at any step
+                    loaded = loader.load_player(team, [member])
+            except LoadError as error:
+                raise UnavailableError(f"`seats.{role}`: {error}") from error
+            if member not in loaded.roles:
+                raise UnavailableError(
+                    f"`seats.{role}`: {team} has the roles {', '.join(loaded.roles)}, not {member!r}."
+                )
+            loaded.requires_grad_(False).eval()
             generator = TransformersGenerator(loaded, sampling_arguments(sampling), token_budget, seed=seed)
             return TeamSampler(loaded, generator, use_chat_template, history_options)
 
@@ -86,18 +95,3 @@ class TeamSeat(Seat):
 
     def release(self) -> None:
         self.sampler = None
-
-
-def load_quietly(loader: TeamLoader, name: str, agent: str, setting: str) -> AgentTeam:
-    """
-    Loads a team that is not trained, without progress bars. Raises `UnavailableError`, which names the `setting`, if
-    the team cannot be loaded or has no such agent.
-    """
-    try:
-        with quiet_loading():  # a population loads a member at any step
-            team = loader.load_player(name, [agent])
-    except LoadError as error:
-        raise UnavailableError(f"`{setting}`: {error}") from error
-    if agent not in team.roles:
-        raise UnavailableError(f"`{setting}`: {name} has the roles {', '.join(team.roles)}, not {agent!r}.")
-    return team.requires_grad_(False).eval()

@@ -34,8 +34,8 @@ from trl_multiagent.preferences.rows import (
     text_columns,
     text_of,
 )
-from trl_multiagent.rollout.history import uses_chat_template
-from trl_multiagent.rollout.sampler import TeamSampler, tokenize_prompts
+from trl_multiagent.rollout.history import tokenize_prompts, uses_chat_template
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam

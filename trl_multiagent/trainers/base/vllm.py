@@ -33,8 +33,9 @@ from trl.import_utils import is_vllm_available
 from trl_multiagent.console import install_command
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
+from trl_multiagent.models.generation import Completion, Sampled
 from trl_multiagent.models.pretrained import adapter_parameters
-from trl_multiagent.rollout.sampler import Completions, TurnPrompts
+from trl_multiagent.rollout.sampler import TurnPrompts
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -47,7 +48,6 @@ MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory; it must have room for 
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
-Sampled = dict[str, list[Completions]]  # of each agent, the completions of each of its prompts
 
 
 class EngineError(UnavailableError):
@@ -226,7 +226,7 @@ class AgentGeneration(VLLMGeneration):
         """Returns a client that makes its requests with an agent's weights."""
         return self.vllm_client
 
-    def ask(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> list[Completions]:
+    def ask(self, role: str, prompt_ids: list[list[int]], num_generations: int) -> list[list[Completion]]:
         """Returns the server's completions for each prompt of an agent. Only the first process calls this method."""
         output = self._client(role).generate(
             prompts=prompt_ids,
@@ -480,7 +480,7 @@ def ask_servers(agents: Mapping[str, AgentGeneration], prompts: Prompts, num_gen
     def load(role: str) -> None:
         agents[role].answered(role, agents[role].load)
 
-    def ask(role: str) -> list[Completions]:
+    def ask(role: str) -> list[list[Completion]]:
         return agents[role].answered(role, agents[role].ask, role, prompts[role], num_generations)
 
     asked = [role for role in prompts if prompts[role]]
@@ -528,15 +528,14 @@ def on_first(accelerator: Accelerator, action: Callable[[], Any]) -> Any:
 
 def as_completions(
     completion_ids: list[list[int]], logprobs: list[list[list[float | None]]], num_generations: int
-) -> list[Completions]:
+) -> list[list[Completion]]:
     """
     Converts TRL's results to the completions of each prompt. TRL requests one log-probability per position, in nats,
     which belongs to the sampled token. It is NaN where the engine returned none.
     """
-    ids = [list(sequence) for sequence in completion_ids]
     logps = [[math.nan if entry[0] is None else entry[0] for entry in sequence] for sequence in logprobs]
-    starts = range(0, len(ids), num_generations)
-    return [Completions(ids[k : k + num_generations], logps[k : k + num_generations]) for k in starts]
+    completions = [Completion(*x) for x in zip(completion_ids, logps, strict=True)]
+    return [completions[k : k + num_generations] for k in range(0, len(completions), num_generations)]
 
 
 def stopping(strings: Sequence[str]) -> dict[str, Any]:
