@@ -243,11 +243,6 @@ def test_several_processes_that_would_wait_for_each_other_are_refused(variables,
 
     from trl_multiagent.trainers.base.ahead import check_ahead
 
-    args = {
-        "use_vllm": False,
-        "vllm_mode": "colocate",
-        "world_size": 2,
-        "deepspeed_plugin": SimpleNamespace(zero_stage=3),
-    }
+    args = {"use_vllm": False, "vllm_mode": "colocate", "world_size": 2, "zero_stage": 3}
     with pytest.raises(ValueError, match=message):
         check_ahead(SimpleNamespace(**{**args, **variables}))
