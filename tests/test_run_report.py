@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import re
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -23,7 +24,7 @@ from trl_multiagent.report.run_page import (
     trees_of,
     without_secrets,
 )
-from trl_multiagent.report.trace_files import TraceFiles, read_trace
+from trl_multiagent.report.trace_files import read_trace, write_rows
 
 from pages import read_page, write_run
 from tiny import SAVED, Workflow, tiny_environment, tiny_items, tiny_team, tiny_trainer
@@ -240,7 +241,7 @@ def test_traces_keep_texts_and_numbers(tmp_path):
     rows = [{"item": "007", "step": 1, "completion/a": "12", "extra/note": "2026-01-01", "extra/only": "5"}]
     rows.append({"item": "8", "step": 1, "completion/a": "true", "extra/note": None, "extra/mixed": 3})
     rows.append({"item": "9", "step": 2, "completion/a": "", "extra/note": "4", "extra/mixed": "x"})
-    TraceFiles(tmp_path, 0, 1, 1, [*rows]).flush()
+    write_rows(tmp_path, SimpleNamespace(process_index=0, trace_max_files=1), rows)
     found = read_trace(tmp_path).to_dict("records")
     found = [{name: x for name, x in row.items() if not pd.isna(x)} for row in found]
     rows[1] = {**rows[1], "extra/mixed": "3"}

@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ from trl_multiagent.environments.base import item_id
 from trl_multiagent.environments.task_errors import TaskError, task_code
 from trl_multiagent.report.run_page import choose_trees, trees_of
 from trl_multiagent.report.terminal import print_completions
-from trl_multiagent.report.trace_files import TraceFiles, as_frame, read_trace, remove_after, trace_files
+from trl_multiagent.report.trace_files import Trace, as_frame, read_trace, remove_after, trace_files, write_rows
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
 from trl_multiagent.settings.read import fail
@@ -98,14 +99,22 @@ def test_items_have_ids():
 # Files
 
 
+def arguments(folder, process=0, steps=1, max_files=10):
+    return SimpleNamespace(output_dir=folder, process_index=process, trace_steps=steps, trace_max_files=max_files)
+
+
+def add(trace, step):
+    trace.rows += rows_of(step=step, process=trace.args.process_index)
+    trace.on_step_end(trace.args, SimpleNamespace(global_step=step), None)
+
+
 def test_files_hold_all_rows_and_are_bounded(tmp_path):
-    files = [TraceFiles(tmp_path / "trace", process, 2, max_files=3) for process in (0, 1)]
+    traces = [Trace(arguments(tmp_path, process, 2, max_files=3)) for process in (0, 1)]
     for step in range(1, 10):
-        for of_process in files:
-            of_process.rows += rows_of(step=step, process=of_process.process)
-            of_process.end_step(step)
-    for of_process in files:
-        of_process.flush()
+        for trace in traces:
+            add(trace, step)
+    for trace in traces:
+        trace.on_checkpoint()
     names = [path.name for path in trace_files(tmp_path / "trace")]
     steps = ("00000005-00000006", "00000007-00000008", "00000009-00000009")
     assert names == [f"{some}_process{process}.parquet" for some in steps for process in (0, 1)]
@@ -118,33 +127,29 @@ def test_files_hold_all_rows_and_are_bounded(tmp_path):
 
 def test_a_run_that_resumes_repeats_no_step(tmp_path):
     for process in (0, 1, 2):
-        files = TraceFiles(tmp_path, process, 3, 10)
+        trace = Trace(arguments(tmp_path, process, 3))
         for step in range(1, 8):
-            files.rows += rows_of(step=step, process=process)
-            files.end_step(step)
-            if step == 4:  # a checkpoint
-                files.flush()
-    (tmp_path / "_00000007-00000009_process1.parquet_0123_unfinished").write_text("{")
-    remove_after(tmp_path, 4)
-    assert not list(tmp_path.glob("_*"))
-    assert sorted(set(read_trace(tmp_path)["step"])) == [1, 2, 3, 4]
+            add(trace, step)
+            if step == 4:
+                trace.on_checkpoint()
+    folder = tmp_path / "trace"
+    (folder / "_00000007-00000009_process1.parquet_0123_unfinished").write_text("{")
+    remove_after(folder, 4)
+    assert not list(folder.glob("_*"))
+    assert sorted(set(read_trace(folder)["step"])) == [1, 2, 3, 4]
     remove_after(tmp_path / "nowhere", 0)
     with pytest.raises(FileNotFoundError, match="contains no trace: set `trace_steps`"):
         read_trace(tmp_path / "nowhere")
 
 
 def test_rows_of_the_same_steps_get_a_file_of_their_own(tmp_path):
-    files = TraceFiles(tmp_path, 0, 1, 10)
     for split in ("eval", "eval_hard"):
-        files.rows += trace_rows(grow(), ROLES, step=2, split=split)
-        files.flush()
+        write_rows(tmp_path, arguments(tmp_path), trace_rows(grow(), ROLES, step=2, split=split))
     assert len(trace_files(tmp_path)) == 2 and set(read_trace(tmp_path)["split"]) == {"eval", "eval_hard"}
 
 
 def test_texts_that_are_no_unicode(tmp_path):
-    files = TraceFiles(tmp_path, 0, 1, 10)
-    files.rows += rows_of(grow(text="\ud800\x00\n"))
-    files.flush()
+    write_rows(tmp_path, arguments(tmp_path), rows_of(grow(text="\ud800\x00\n")))
     assert len(read_trace(tmp_path)) == 12
 
 
@@ -156,7 +161,7 @@ def test_the_best_and_the_worst_tree():
     for value, node in enumerate(turns[0]):
         node.returns = [float(value), value + 0.5]
     trees = trees_of(rows_of(turns))
-    assert [tree[0]["tree"] for tree in choose_trees(trees, 3, 0)] == [1, 0]
+    assert [tree[0]["tree"] for tree in choose_trees(trees, 0)] == [1, 0]
 
 
 def test_completions_are_printed_as_trl_does_and_take_no_random_numbers(capsys):

@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Alarms(TrainerCallback):
 
     roles: Sequence[str]
     # Metrics of the environment that are near zero if something is wrong, each with a description of the problem
-    watched_metrics: Mapping[str, str] = field(default_factory=dict)
+    watched_metrics: Mapping[str, str]
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
@@ -110,7 +110,7 @@ class Alarms(TrainerCallback):
         if state.is_world_process_zero:
             self._raise({"cliff": text}, args, state)
 
-    def conditions(self, logs: Sequence[Log], max_steps: int, args: Any, first: Sequence[Log] = ()) -> dict[str, str]:
+    def conditions(self, logs: Sequence[Log], max_steps: int, args: Any, first: Sequence[Log]) -> dict[str, str]:
         """
         Returns the alarm conditions that hold in all log entries of the last 20 steps, which are at least 3 entries,
         with a message for each. Those of completions need no more than half of a training. In a short one, equal
@@ -118,6 +118,10 @@ class Alarms(TrainerCallback):
         entries of the training.
         """
         last = logs[-1]["step"] if logs else 0
+
+        def latest(steps: int) -> Sequence[Log]:
+            return logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
+
         # Of each alarm: the steps, a metric, its bounds, and the message
         bounds = {
             f"low/{name}": (STEPS, f"turn_1/{name}", 0.0, NEARLY_NEVER, f"turn_1/{name} is nearly zero: {meaning}.")
@@ -133,15 +137,15 @@ class Alarms(TrainerCallback):
                 bounds[f"{name}/{role}"] = (steps, place, least, 1.0, text.format(role))
         found = {}
         for name, (steps, metric, least, most, text) in bounds.items():
-            entries = logs[-max(ENTRIES, sum(log["step"] > last - steps for log in logs)) :]
+            entries = latest(steps)
             holds = all(metric in log and least <= log[metric] <= most for log in entries)
             if last >= steps and len(entries) >= ENTRIES and holds:
                 found[name] = f"Since step {entries[0]['step']} or longer, {text}"
-        number = max(ENTRIES, sum(log["step"] > last - steps // 2 for log in logs))
-        early, late = first[:number], logs[-number:]
-        if early and late and early[-1]["step"] < late[0]["step"] and rise(early, late, "reward") > 2:
+        late = latest(steps // 2)
+        early = first[: len(late)]
+        if late and early[-1]["step"] < late[0]["step"] and rise(early, late, "reward") > 2:
             if rise(early, late, f"turn_1/{PASSED}") < -2:
-                found["fewer_pass"] = f"In the last {number} log entries, {FEWER_PASS}"
+                found["fewer_pass"] = f"In the last {len(late)} log entries, {FEWER_PASS}"
         return found
 
     def _raise(self, alarms: Mapping[str, str], args: TrainingArguments, state: TrainerState) -> None:

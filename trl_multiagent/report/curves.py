@@ -6,15 +6,16 @@ means and bands.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from trl_multiagent.evaluation.statistics import t_interval, welch_interval
 
 
-Runs = Sequence[Mapping[str, pd.Series]]  # the metrics of each run of a group, by name
+Series = dict[int, float]  # a metric by the optimizer step
+Runs = Sequence[Mapping[str, Series]]  # the metrics of each run of a group, by name
 
 MAX_POINTS = 400  # of a curve; more log entries are averaged
 LAST_SHARE = 0.1  # the last value is the mean of this share of the log entries
@@ -24,55 +25,43 @@ KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewar
 KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate|size_share))"
 
 
-def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, pd.Series]:
-    """Returns the finite numbers of each metric, indexed by the optimizer step."""
-    found: dict[str, dict[int, float]] = {}
+def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
+    """Returns the finite numbers of each metric by the optimizer step, in order."""
+    found: dict[str, Series] = {}
     for log in logs:
         for name, value in log.items():
             if isinstance(value, int | float) and math.isfinite(value) and not NO_METRICS.fullmatch(name):
-                found.setdefault(name, {})[log["step"]] = value
-    return {name: pd.Series(values, dtype=float).sort_index() for name, values in found.items()}
+                found.setdefault(name, {})[log["step"]] = float(value)
+    return {name: dict(sorted(series.items())) for name, series in found.items()}
 
 
 def curves(groups: Sequence[Runs]) -> dict[str, list[dict[str, list[float]]]]:
     """
     Returns the curve of each metric and group as columns: `step`, `mean` and, for several runs, `low` and `high`.
     """
-    return {
-        name: [columns([run[name] for run in runs if name in run]) for runs in groups] for name in names_of(groups)
-    }
+    return {name: [curve([run[name] for run in runs if name in run]) for runs in groups] for name in names_of(groups)}
 
 
-def columns(runs: Sequence[pd.Series]) -> dict[str, list[float]]:
-    """Returns the curve of one metric and group."""
-    if len(runs) == 1 and len(runs[0]) <= MAX_POINTS:  # a shortcut, because data frames are slow
-        return {"step": runs[0].index.tolist(), "mean": runs[0].tolist()}
-    return thinned(mean_and_band(runs)).rename_axis("step").reset_index().to_dict("list")
+def curve(runs: Sequence[Series]) -> dict[str, list[float]]:
+    """
+    Returns the curve of one metric and group at the steps that all runs have logged. If these are more than
+    [`MAX_POINTS`], a point is the mean of neighbouring ones, at the last of their steps.
+    """
+    if not runs:
+        return {"step": []}
+    steps = [step for step in runs[0] if all(step in run for run in runs)]
+    values = np.array([[run[step] for step in steps] for run in runs])
+    columns = {"mean": values.mean(axis=0)}
+    if len(runs) > 1:
+        columns |= {"low": values.min(axis=0), "high": values.max(axis=0)}
+    starts = np.arange(0, len(steps), max(1, -(-len(steps) // MAX_POINTS)))
+    sizes = np.diff([*starts, len(steps)])
+    points = {name: (np.add.reduceat(column, starts) / sizes).tolist() for name, column in columns.items()}
+    return {"step": [steps[k - 1] for k in starts + sizes], **points}
 
 
 def names_of(groups: Iterable[Runs]) -> list[str]:
     return list(dict.fromkeys(name for runs in groups for run in runs for name in run))
-
-
-def mean_and_band(runs: Sequence[pd.Series]) -> pd.DataFrame:
-    """
-    Returns the `mean` of runs at every step that all of them have logged. For several runs, `low` and `high` are the
-    lowest and the highest of them.
-    """
-    if len(runs) < 2:
-        return pd.DataFrame({"mean": runs[0]} if runs else {})
-    frame = pd.concat(runs, axis=1, join="inner")
-    return pd.DataFrame({"mean": frame.mean(axis=1), "low": frame.min(axis=1), "high": frame.max(axis=1)})
-
-
-def thinned(curve: pd.DataFrame) -> pd.DataFrame:
-    """
-    Averages neighbouring entries of a curve that has more than [`MAX_POINTS`], and keeps the last step of each
-    average.
-    """
-    size = max(1, -(-len(curve) // MAX_POINTS))
-    bins: np.ndarray = np.arange(len(curve)) // size
-    return curve.groupby(bins).mean().set_axis(pd.Series(curve.index).groupby(bins).last(), axis=0)
 
 
 # Tables
@@ -83,17 +72,18 @@ def key_metrics(groups: Sequence[Runs]) -> list[str]:
     names = names_of(groups)
     last_turn = max((int(turn) for name in names for turn in re.findall(r"turn_(\d+)/", name)), default=1)
     pattern = KEY_METRICS.replace("{last_turn}", str(last_turn))
-    in_all_groups = [x for x in names if all(any(x in run for run in runs) for runs in groups)]
-    return [x for x in in_all_groups if re.fullmatch(pattern, x)]
+    found = [x for x in names if re.fullmatch(pattern, x)]
+    return [x for x in found if all(any(x in run for run in runs) for runs in groups)]
 
 
-def run_table(run: Mapping[str, pd.Series]) -> list[list[str]]:
+def run_table(run: Mapping[str, Series]) -> list[list[str]]:
     """Returns first, best and last value of the key metrics of a run."""
     rows = [["metric", "first", "best", "last"]]
     for name in key_metrics([[run]]):
-        values = run[name]
-        best = f"{values.max():.3f} (step {values.idxmax()})"
-        rows.append([name, f"{values.iloc[0]:.3f}", best, f"{last_value(values):.3f}"])
+        series = run[name]
+        best = max(series, key=series.__getitem__)
+        first = next(iter(series.values()))
+        rows.append([name, f"{first:.3f}", f"{series[best]:.3f} (step {best})", f"{last_value(series):.3f}"])
     return rows
 
 
@@ -110,9 +100,9 @@ def group_table(groups: Mapping[str, Runs]) -> list[list[str]]:
     return rows
 
 
-def last_value(series: pd.Series) -> float:
+def last_value(series: Series) -> float:
     """Returns the mean of the last tenth of the entries."""
-    return float(series.tail(max(1, round(LAST_SHARE * len(series)))).mean())
+    return fmean([*series.values()][-max(1, round(LAST_SHARE * len(series))) :])
 
 
 def show(values: Sequence[float]) -> str:

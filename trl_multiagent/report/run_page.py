@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]  # of a trace, see `rollout/trace.py`
 Tree = list[Row]
 
+CHOSEN_TREES = 3  # of a step
 MAX_TREES = 100
 MAX_CHARS = 4_000_000  # of all texts of a page
 MAX_TEXT = 20_000  # characters of one text
@@ -52,8 +53,8 @@ class RunFiles:
     @property
     def shown_facts(self) -> dict[str, Any]:
         step = max((log["step"] for log in self.logs), default=0)
-        seconds = [log["train_runtime"] for log in self.logs if "train_runtime" in log]
-        own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": sum(seconds)}
+        seconds = sum(log.get("train_runtime", 0) for log in self.logs)
+        own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": seconds}
         totals = {name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log}
         # A task of a recipe has a name; others are described by their environments
         return {**own, **totals, **self.facts, "task": self.settings.get("task") or self.facts["environment"]}
@@ -61,23 +62,25 @@ class RunFiles:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that all runs of a group share."""
-        settings = {**self.facts["settings"], **self.settings}
-        own = {name: x for name, x in settings.items() if name.split(".")[-1] not in OF_ONE_RUN}
-        facts = {name: self.facts[name] for name in ("algorithm", "environment", "dataset")}
-        models = list(dict.fromkeys(model for model in self.facts["agents"].values() if model))
-        facts["processes"] = self.facts["machine"].split(" ")[0]
-        return {"roles": " + ".join(self.facts["agents"]), "models": ", ".join(models), **facts, **own}
+        facts, agents = self.facts, self.facts["agents"]
+        settings = {**facts["settings"], **self.settings}
+        return {
+            "roles": " + ".join(agents),
+            "models": ", ".join(dict.fromkeys(filter(None, agents.values()))),
+            **{name: facts[name] for name in ("algorithm", "environment", "dataset")},
+            "processes": facts["machine"].split(" ")[0],
+            **{name: x for name, x in settings.items() if name.split(".")[-1] not in OF_ONE_RUN},
+        }
 
 
-def read_run(folder: Path, logs: Sequence[Mapping[str, Any]] | None = None) -> RunFiles:
-    """Reads the files of a run, except for its trace. `logs`: the entries of its log, if they are in memory."""
-    logs = read_lines(folder / LOG_FILE) if logs is None else logs
+def read_run(folder: Path) -> RunFiles:
+    """Reads the files of a run, except for its trace."""
     recipe, facts = folder / RECIPE_FILE, read_json(folder / RUN_FILE)
     text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
     sections = {name: x for name, x in masked(yaml.safe_load(text) or {}).items() if name not in OWN_SECTIONS}
     # The arguments of a trainer have no section in run.json either
     settings = {name.removeprefix(f"{facts['algorithm'].lower()}."): x for name, x in by_path(sections).items()}
-    alarms = read_lines(folder / ALARMS_FILE)
+    logs, alarms = read_lines(folder / LOG_FILE), read_lines(folder / ALARMS_FILE)
     return RunFiles(folder, facts, logs, alarms, without_secrets(text), settings)
 
 
@@ -198,13 +201,13 @@ def trees_of(rows: Iterable[Row]) -> list[Tree]:
     return list(found.values())
 
 
-def choose_trees(trees: list[Tree], number: int, seed: int) -> list[Tree]:
+def choose_trees(trees: list[Tree], seed: int) -> list[Tree]:
     """Returns the best and the worst tree, and then random ones."""
     best, *others = sorted(trees, key=root_return, reverse=True)
     worst = others[-1:]
     # Not the global generator, which the rollouts use
-    more = random.Random(seed).sample(others[:-1], max(0, min(number - 2, len(others) - 1)))
-    return [best, *worst, *more][:number]
+    more = random.Random(seed).sample(others[:-1], max(0, min(CHOSEN_TREES - 2, len(others) - 1)))
+    return [best, *worst, *more]
 
 
 def same_item(trees: list[Tree]) -> list[Tree]:

@@ -41,7 +41,7 @@ from trl_multiagent.report.run_page import (
     without_secrets,
 )
 from trl_multiagent.report.terminal import ShowCompletions, before_and_after, show_one_bar
-from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, TraceFiles, remove_after, trace_files
+from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, remove_after, trace_files, write_rows
 from trl_multiagent.rollout.trace import TraceRow
 from trl_multiagent.rollout.tree import RolloutCallback, Trees
 from trl_multiagent.team.card import facts_of
@@ -50,7 +50,7 @@ from trl_multiagent.team.card import facts_of
 logger = logging.get_logger(__name__)
 
 TREES_FOLDER = "trees"
-KEPT_STEPS, KEPT_TREES = 20, 3  # a run without a trace keeps some trees of some steps
+KEPT_STEPS = 20  # a run without a trace keeps some trees of some steps
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
 MAX_FILES = 40  # files of a trace that a page shows
@@ -119,22 +119,21 @@ class RunReport(RolloutCallback):
                 self.evaluated[split] = tree
             return
         step = state.global_step + 1
-        follows = self.followed is not None and any(item_id(node.item) == self.followed for node in turns[0])
-        if follows:
+        if any(item_id(node.item) == self.followed for node in turns[0]):
             self.latest = [row for row in rows() if row["item"] == self.followed]
         if step < self.next_kept or not rows():
             return
         self.next_kept = step + -(-state.max_steps // KEPT_STEPS)
         if self.latest and self.latest[0]["step"] < step:
             self.keep(args, self.latest)
-        kept = [row for tree in choose_trees(trees_of(rows()), KEPT_TREES, step) for row in tree]
+        kept = [row for tree in choose_trees(trees_of(rows()), step) for row in tree]
         self.followed, self.latest = self.followed or kept[-1]["item"], []
         self.keep(args, kept)
 
     def keep(self, args: Any, rows: list[TraceRow]) -> None:
         """Writes trees that the page shows."""
         with harmless(folder := Path(args.output_dir)):
-            TraceFiles(folder / TREES_FOLDER, args.process_index, 1, args.trace_max_files, rows).flush()
+            write_rows(folder / TREES_FOLDER, args, rows)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         if not self.is_running:
@@ -143,13 +142,14 @@ class RunReport(RolloutCallback):
         with harmless(folder), (folder / LOG_FILE).open("a") as file:
             file.write(f"{json.dumps(log)}\n")
         if "train_runtime" not in log:
-            return self.refresh(args, state)
+            return self.refresh(folder)
         self.is_running = False  # the last log
         for tree in self.evaluated.values():
             self.keep(args, tree)
         with harmless(folder):
             write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
-            self.refresh(args, state, now=True)
+            self.next_refresh = 0.0
+            self.refresh(folder)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         folder = Path(args.output_dir)
@@ -158,13 +158,13 @@ class RunReport(RolloutCallback):
                 learnt = before_and_after(same_item(chosen_trees(folder)))
                 print(*learnt, f"Report           {folder / REPORT_FILE}", sep="\n", flush=True)
 
-    def refresh(self, args: TrainingArguments, state: TrainerState, now: bool = False) -> None:
+    def refresh(self, folder: Path) -> None:
         """Writes the page, unless it was written a short time ago."""
         start = time.monotonic()
-        if start < self.next_refresh and not now:
+        if start < self.next_refresh:
             return
-        with harmless(folder := Path(args.output_dir)):
-            write_page(run_report(folder, state.log_history), folder / REPORT_FILE)
+        with harmless(folder):
+            write_page(run_report(folder), folder / REPORT_FILE)
         end = time.monotonic()
         self.next_refresh = end + max(SECONDS_BETWEEN, (end - start) / SHARE_OF_TIME)
 
@@ -188,11 +188,9 @@ def harmless(folder: Path) -> Iterator[None]:
         logger.warning(f"The report of this run could not be written ({type(error).__name__}: {error}). {advice}")
 
 
-def run_report(folder: Path, logs: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """
-    Returns the page of a run from the files in its folder. `logs`: the entries of the log, if they are in memory.
-    """
-    return run_page(read_run(folder, logs), chosen_trees(folder))
+def run_report(folder: Path) -> dict[str, Any]:
+    """Returns the page of a run from the files in its folder."""
+    return run_page(read_run(folder), chosen_trees(folder))
 
 
 def chosen_trees(folder: Path) -> list[Tree]:
@@ -207,7 +205,7 @@ def chosen_trees(folder: Path) -> list[Tree]:
         for _, rows in pd.read_parquet(path).groupby("split"):
             step = int(rows["step"].max())
             batch = trees_of(rows[rows["step"] == step].to_dict("records"))
-            trees += choose_trees(batch, 3, step)
+            trees += choose_trees(batch, step)
     return trees
 
 
@@ -243,12 +241,6 @@ def environment_name(environment: object) -> str:
     return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)
 
 
-@functools.cache
-def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the main packages."""
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}}
-
-
 def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
     """Returns the facts about a run, as plain values."""
     values = args.to_dict()
@@ -269,5 +261,5 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "finished": False,
         "command": without_secrets(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
         "machine": f"{args.world_size} process{several} on {device}",
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }

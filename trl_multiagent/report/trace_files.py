@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,76 +17,61 @@ TRACE_FOLDER = "trace"
 NAME = re.compile(r"(\d+)-(\d+)_process(\d+)(?:_part\d+)?\.parquet")
 
 
-@dataclass(eq=False)
-class TraceFiles:
-    """
-    The files of a process in the folder of a trace. A file has the rows of some steps, and is complete as soon as it
-    exists.
-    """
-
-    folder: Path  # shared by the processes of a run
-    process: int
-    steps: int  # per file
-    max_files: int  # of this process; the oldest are deleted
-    rows: list[TraceRow] = field(default_factory=list)  # not written yet
-
-    def end_step(self, step: int) -> None:
-        """Writes the rows if a file is full."""
-        if step % self.steps == 0:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes the rows that are not written yet."""
-        if not self.rows:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        steps = [row["step"] for row in self.rows]
-        name = f"{min(steps):08d}-{max(steps):08d}_process{self.process}"
-        path = self.folder / f"{name}.parquet"
-        part = 1
-        while path.exists():  # for example from an evaluation after the same step
-            part += 1
-            path = self.folder / f"{name}_part{part}.parquet"
-        with replacing(path) as file:
-            as_frame(self.rows).to_parquet(file, index=False)
-        self.rows = []
-        own = [path for path in trace_files(self.folder) if steps_and_process(path)[2] == self.process]
-        for old in own[: -self.max_files]:
-            old.unlink()
-
-
 class Trace(RolloutCallback):
     """Writes the rows of all trees, also of those in evaluations, to the folder `trace` of the run."""
 
     def __init__(self, args: Any):
-        folder = Path(args.output_dir) / TRACE_FOLDER
-        self.files = TraceFiles(folder, args.process_index, args.trace_steps, args.trace_max_files)
+        self.args, self.folder = args, Path(args.output_dir) / TRACE_FOLDER
+        self.rows: list[TraceRow] = []  # not written yet
         self.is_training = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.is_training = True
         if args.should_save:  # a resumed run repeats the steps after its checkpoint
-            remove_after(self.files.folder, state.global_step)
+            remove_after(self.folder, state.global_step)
 
     def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
-        self.files.rows += rows()
+        self.rows += rows()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.files.end_step(state.global_step)
+        if state.global_step % args.trace_steps == 0:
+            self.on_checkpoint()
 
     def on_checkpoint(self) -> None:
-        self.files.flush()
+        write_rows(self.folder, self.args, self.rows)
+        self.rows = []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         if "train_runtime" in logs:  # the last log of a training
             self.is_training = False
-            self.files.flush()
+            self.on_checkpoint()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.is_training:
-            self.files.flush()
+            self.on_checkpoint()
 
     on_predict = on_evaluate
+
+
+def write_rows(folder: Path, args: Any, rows: list[TraceRow]) -> None:
+    """
+    Writes rows of some steps to a file of this process in a folder that all processes share, and deletes the oldest
+    files of this process above `args.trace_max_files`. A file is complete as soon as it exists.
+    """
+    if not rows:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    steps = [row["step"] for row in rows]
+    name = f"{min(steps):08d}-{max(steps):08d}_process{args.process_index}"
+    path, part = folder / f"{name}.parquet", 1
+    while path.exists():  # for example from an evaluation after the same step
+        part += 1
+        path = folder / f"{name}_part{part}.parquet"
+    with replacing(path) as file:
+        as_frame(rows).to_parquet(file, index=False)
+    own = [path for path in trace_files(folder) if steps_and_process(path)[2] == args.process_index]
+    for old in own[: -args.trace_max_files]:
+        old.unlink()
 
 
 def remove_after(folder: Path, step: int) -> None:
