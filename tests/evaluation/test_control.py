@@ -202,7 +202,7 @@ def test_differences_of_pairs_are_resampled_together():
     rng = np.random.default_rng(0)
 
     def result(values):
-        return Result(None, [(FINAL, "return")], np.array(values)[:, None], {})
+        return Result(None, {(FINAL, "return"): np.array(values)}, {}, {}, {}, ())
 
     items = rng.normal(size=(2, 50))
     extra = 1.0 + 1e-6 * rng.normal(size=(2, 50))

@@ -35,6 +35,10 @@ def test_pass_at_k_is_the_share_of_subsets_with_an_answer_that_passes():
             pass_at_k(*wrong)
 
 
+def drawing(number, confidence=0.95):
+    return EvaluationConfig(num_bootstraps=number, confidence=confidence, seed=0)
+
+
 COSTS = ("calls", "generated_tokens", "waited_tokens", "wall_seconds")
 UNIT, UNKNOWN = [(0.0, 1.0)], [(-np.inf, np.inf)]
 
@@ -42,7 +46,7 @@ UNIT, UNKNOWN = [(0.0, 1.0)], [(-np.inf, np.inf)]
 def test_the_interval_of_zeros_and_ones_is_that_of_clopper_and_pearson():
     def interval(passed, items):
         values = (np.arange(items) < passed).astype(float)
-        (estimate,) = estimates(values[None, :, None], UNIT, 100_000, 0.95, seed=0)
+        (estimate,) = estimates(values[None, :, None], UNIT, drawing(100_000))
         return estimate[:3]
 
     # With no or all passes, the far end solves (1 - p)^n = 0.025; the others are from a table
@@ -56,21 +60,20 @@ def test_the_interval_of_values_without_bounds_is_students():
     assert t_quantile(0.975, 1) == pytest.approx(12.7062, abs=1e-3)
     assert t_quantile(0.975, 2) == pytest.approx(4.3027, abs=1e-4)
     assert t_quantile(0.95, 30) == pytest.approx(1.6973, abs=1e-4)
-    (estimate,) = estimates(np.array([[[1.0], [2.0], [6.0]]]), UNKNOWN, 100, 0.95, seed=0)
+    (estimate,) = estimates(np.array([[[1.0], [2.0], [6.0]]]), UNKNOWN, drawing(100))
     radius = 4.3027 * np.sqrt(7 / 3)
     assert estimate == pytest.approx((3.0, *[3 - radius, 3 + radius] * 2), abs=1e-3)
     for values in ([[[3.0]]], [[[3.0], [3.0]]]):  # nothing from which to compute an interval
-        (equal,) = estimates(np.array(values), UNKNOWN, 100, 0.95, seed=0)
+        (equal,) = estimates(np.array(values), UNKNOWN, drawing(100))
         assert equal.mean == 3.0 and np.isnan(equal[1:]).all()
 
 
 def test_missing_values_do_not_count():
     values = np.array([[[0.0, np.nan], [1.0, 2.0], [2.0, 4.0]]])
     for bounds in (UNKNOWN * 2, [(0.0, 4.0)] * 2):
-        assert [x.mean for x in estimates(values, bounds, 200, 0.9, seed=0)] == [1.0, 3.0]
-        kept = estimates(values[:, 1:, 1:], bounds[1:], 20_000, 0.9, seed=0)
-        assert estimates(values, bounds, 20_000, 0.9, seed=0)[1] == pytest.approx(kept[0], abs=0.05)
-    assert estimates(np.zeros((1, 3, 0)), [], 200, 0.9, seed=0) == []
+        assert [x.mean for x in estimates(values, bounds, drawing(200, 0.9))] == [1.0, 3.0]
+        kept = estimates(values[:, 1:, 1:], bounds[1:], drawing(20_000, 0.9))
+        assert estimates(values, bounds, drawing(20_000, 0.9))[1] == pytest.approx(kept[0], abs=0.05)
 
 
 def coverage(values, truth, bounds):
@@ -104,7 +107,7 @@ def test_intervals_over_teams_cover_the_truth(teams, spread):
     generator = np.random.default_rng(0)
     levels = spread * generator.standard_normal((teams, 1, 400)) * (teams > 1)
     values = levels + generator.standard_normal((1, 60, 400)) + 0.3 * generator.standard_normal((teams, 60, 400))
-    found = estimates(values, UNKNOWN * 400, 100, 0.95, seed=0)
+    found = estimates(values, UNKNOWN * 400, drawing(100))
     assert np.mean([x.low <= 0 <= x.high for x in found]) >= 0.93
 
 
@@ -120,7 +123,7 @@ def record(item, episode, rewards, passed):
     turns = [{"reward": r, "metrics": {"passed": p}, **numbers} for r, p in zip(rewards, passed, strict=True)]
     timing = {"batch_seconds": 1.0, "batch_episodes": 2}
     timing["generation_seconds"] = [{"aux": 0.1, "main": 0.3}] * len(turns)
-    return {"item": item, "episode": episode, "timing": timing, "turns": turns}
+    return {"item": item, "name": f"item {item}", "episode": episode, "timing": timing, "turns": turns}
 
 
 def test_numbers_of_transcripts_by_hand():
@@ -213,7 +216,7 @@ def test_all_teams_of_two_seeds_have_an_interval_over_teams():
 
 def test_a_difference_that_all_items_have_is_shown():
     def shown(values, bounds):
-        (estimate,) = estimates(np.array(values)[None, :, None], bounds, 10_000, 0.95, seed=0)
+        (estimate,) = estimates(np.array(values)[None, :, None], bounds, drawing(10_000))
         return show_difference(estimate, "return")
 
     assert shown([1.0] * 5, UNKNOWN) == "1.000 (no spread)" and shown([0.0] * 5, UNKNOWN) == "0.000 (no spread)"
@@ -242,18 +245,17 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     team = policy()
     team.environment.roles = roles
     results = {
-        mix: Result(team, [("final", "return")], (worth if len(set(mix)) > 1 else worth * 0 + 1)[:, None], {})
+        mix: Result(team, {("final", "return"): worth if len(set(mix)) > 1 else worth * 0 + 1}, {}, {}, {}, ())
         for mix in played
     }
-    found = summarize_cross_play(results, ["x", "y", "z"], "return", config)
+    found = summarize_cross_play(results, 3, "return", config)
     assert list(found.matrices) == (["aux"] if len(roles) == 2 else list(roles))
     assert np.allclose(found.matrices[roles[0]], np.where(np.eye(3), 1.0, 0.2))
     assert (found.diagonal.mean, found.off_diagonal.mean) == pytest.approx((1.0, 0.2)) and np.isnan(found.diagonal.low)
     radius = t_quantile(0.975, 3) * worth.std(ddof=1) / 2
     assert found.difference == pytest.approx((0.8, *[0.8 - radius, 0.8 + radius] * 2))
-    lines = "\n".join(cross_play_lines(found))
+    lines = "\n".join(cross_play_lines("return", found))
     assert re.search(r"agents trained together +1\.000\n", lines) and "over runs" not in lines
-    assert summarize_cross_play(results, ["x", "y", "z"], "pass@1", config) is None
     for played, result in results.items():  # the table has no interval over runs in any row
         kind = "team" if len(set(played)) == 1 else "pair"
         result.policy, result.cost = policy(str(played), kind, mix=played), {"episodes": 4, **dict.fromkeys(COSTS, 1)}
@@ -262,8 +264,8 @@ def test_cross_play_compares_the_diagonal_with_the_rest(roles):
     # If all teams are equally good, no difference is claimed
     generator = np.random.default_rng(0)
     for result in results.values():
-        result.values = worth[:, None] + 0.1 * generator.standard_normal((4, 1))
-    same = summarize_cross_play(results, ["x", "y", "z"], "return", config)
+        result.values = {("final", "return"): worth + 0.1 * generator.standard_normal(4)}
+    same = summarize_cross_play(results, 3, "return", config)
     assert same.difference.low < 0 < same.difference.high
 
 

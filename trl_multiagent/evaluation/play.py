@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -78,45 +77,73 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
     """
     with fail_together(accelerator):
         loaded = policy.load()
-        roles = policy.environment.roles
-        if loaded.team.roles != tuple(roles):
-            team_roles = list(loaded.team.roles)
-            raise ValueError(f"The team in {policy.source} has the roles {team_roles}, the environment {list(roles)}.")
-    settings = describe_policy(policy, loaded, dataset, config)
+        own, roles = loaded.team.roles, policy.environment.roles
+        if own != tuple(roles):
+            raise ValueError(f"The team in {policy.source} has the roles {[*own]}, the environment {[*roles]}.")
+    decisive = {
+        **{name: getattr(config, name) for name in SAMPLING_FIELDS},
+        "max_completion_length": policy.max_completion_length,
+        "pipeline": policy.is_pipeline,
+        "rows of the dataset": digest_of_rows(dataset),
+        **({"ablation": policy.row} if policy.kind == "ablation" else {}),
+        **describe_environment(policy.environment),
+        **loaded.description,
+    }
     folder = Path(str(config.output_dir)) / "transcripts" / policy.name
-    stage = Stage(folder, "evaluation", settings, accelerator)
+    stage = Stage(folder, "evaluation", decisive, accelerator)
+    batches = Chunks(stage, len(dataset), config.items_per_batch, PART)
     with stage.open():
         with fail_together(accelerator):
-            batches = Chunks(stage, len(dataset), config.items_per_batch, PART)
             if not stage.has(TRANSCRIPTS):
                 _play_batches(policy, loaded, dataset, config, batches)
         with fail_together(accelerator):
             return _join_batches(batches, config) if accelerator.is_main_process else []
 
 
-def describe_policy(policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig) -> dict[str, Any]:
-    """Returns the settings that must be the same when an evaluation is resumed."""
-    settings = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    settings |= {"max_completion_length": policy.max_completion_length, "pipeline": policy.is_pipeline}
-    settings["rows of the dataset"] = digest_of_rows(dataset)
-    if policy.kind == "ablation":
-        settings["ablation"] = policy.row
-    return {**settings, **describe_environment(policy.environment), **loaded.description}
-
-
 def _play_batches(
     policy: Policy, loaded: LoadedTeam, dataset: Dataset, config: EvaluationConfig, batches: Chunks
 ) -> None:
-    """Plays the missing batches of this process."""
+    """
+    Plays the missing batches of this process, and makes a record of each episode. Its `timing` is about the batch: the
+    wall time in seconds with scoring, the number of episodes, and for every turn the seconds of each generate call,
+    which makes the answers of all these episodes.
+    """
+    environment, num_turns, names = policy.environment, cast(int, config.num_turns), item_ids(dataset)
     generator = EpisodeGenerator(policy, loaded.team, config)
     asked = (loaded.team, generator, config.use_chat_template, config.history_options)
-    sampler = PipelineSampler(policy.environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
-    items = [dataset[k] for batch in batches.missing() for k in batches.items[batch]]
-    sampler.check_items(items, policy.environment, cast(int, config.num_turns))
-    names = item_ids(dataset)
+    sampler = PipelineSampler(environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
+    sampler.check_items([dataset[0]], environment, num_turns)
+    context = {"chat_roles": sampler.chat_roles, "reward_none": config.reward_none or "error"}
 
     def play(number: int) -> Records:
-        return play_batch(policy, sampler, generator, dataset, batches.items[number], names, config)
+        start = time.perf_counter()
+        generator.generation_seconds = []
+        turns = play_episodes(
+            [dataset[item] for item in batches.items[number]],
+            environment,
+            sampler,
+            lambda nodes: judge_nodes(environment, nodes, evaluation=True, **context),
+            num_turns=num_turns,
+            num_episodes=config.num_episodes,
+            numbers=batches.items[number],
+        )
+        scoring_metrics(environment)  # resets the environment's counts
+        timing = {
+            "batch_seconds": time.perf_counter() - start,
+            "batch_episodes": len(turns[0]),
+            "generation_seconds": generator.generation_seconds,
+        }
+        return [
+            {
+                "item": root.tree,
+                "id": names[root.tree],
+                "name": item_name(root.item),
+                "episode": root.episode,
+                "timing": timing,
+                "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],
+            }
+            for root in turns[0]
+        ]
 
     batches.play(f"Evaluating {policy.name}", play, config.disable_tqdm)
 
@@ -134,56 +161,6 @@ def _join_batches(batches: Chunks, config: EvaluationConfig) -> Records:
     if len(records) != sum(map(len, batches.items)) * config.num_episodes:
         raise ValueError(f"{stage.folder / TRANSCRIPTS} is damaged: it lacks episodes. Remove it, and start again.")
     return records
-
-
-def play_batch(
-    policy: Policy,
-    sampler: TeamSampler,
-    generator: EpisodeGenerator,
-    dataset: Dataset,
-    batch: Sequence[int],
-    names: Sequence[str],
-    config: EvaluationConfig,
-) -> Records:
-    """
-    Plays the episodes of some items. Returns one record per episode. Its `timing` is about the batch: the wall time in
-    seconds with scoring, the number of episodes, and for every turn the seconds of each generate call, which makes the
-    answers of all these episodes.
-    """
-    start = time.perf_counter()
-    generator.generation_seconds = []
-    turns = play_episodes(
-        [dataset[item] for item in batch],
-        policy.environment,
-        sampler,
-        lambda nodes: judge_nodes(
-            policy.environment,
-            nodes,
-            evaluation=True,
-            chat_roles=sampler.chat_roles,
-            reward_none=config.reward_none or "error",
-        ),
-        num_turns=cast(int, config.num_turns),
-        num_episodes=config.num_episodes,
-        numbers=batch,
-    )
-    scoring_metrics(policy.environment)  # resets the environment's counts
-    timing = {
-        "batch_seconds": time.perf_counter() - start,
-        "batch_episodes": len(turns[0]),
-        "generation_seconds": generator.generation_seconds,
-    }
-    return [
-        {
-            "item": root.tree,
-            "id": names[root.tree],
-            "name": item_name(root.item),
-            "episode": root.episode,
-            "timing": timing,
-            "turns": [turn_record(node, sampler) for node in nodes_of_episode(root)],
-        }
-        for root in turns[0]
-    ]
 
 
 def turn_record(node: Node, sampler: TeamSampler) -> dict[str, Any]:

@@ -67,8 +67,8 @@ class PipelineSampler(TeamSampler):
     prompt. The prompts of the nodes are replaced by these longer ones.
     """
 
-    def __init__(self, environment: Environment, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, environment: Environment, *args: Any):
+        super().__init__(*args)
         self.environment = environment
 
     def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
@@ -168,11 +168,11 @@ class MixedTeam:
     def __init__(self, sources: Mapping[str, SamplingTeam]):
         self.sources = dict(sources)
         self.roles = tuple(sources)
+        self.joinable: dict[str, str] = {}
         self.agents = {role: team.agents[role] for role, team in sources.items()}
         self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
         self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
         self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in sources.items()}
-        self.joinable: dict[str, str] = {}
 
     def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
         return self.sources[roles[0]].together(roles)
@@ -180,7 +180,7 @@ class MixedTeam:
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            for team in {id(team): team for team in self.sources.values()}.values():
+            for team in dict.fromkeys(self.sources.values()):
                 stack.enter_context(team.evaluating())
             yield
 

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,9 +58,7 @@ def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
     return 1.0 - math.comb(num_episodes - num_passed, k) / math.comb(num_episodes, k)
 
 
-def estimates(
-    values: np.ndarray, bounds: Sequence[tuple[float, float]], num_draws: int, confidence: float, seed: int
-) -> list[Estimate]:
+def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config: EvaluationConfig) -> list[Estimate]:
     """
     Computes means with confidence intervals over items and, if there are several teams, over teams.
 
@@ -76,32 +74,29 @@ def estimates(
             item does not have the metric.
         bounds (`Sequence[tuple[float, float]]`): The smallest and the largest possible value of each metric; infinite
             if not known.
-        num_draws (`int`): Number of random draws for the intervals of bounded metrics.
-        confidence (`float`): Level of the intervals, such as 0.95.
-        seed (`int`): Decides the draws.
+        config ([`EvaluationConfig`]): Has the level of the intervals, and the number and the seed of the random draws
+            for those of bounded metrics.
 
     Returns:
         `list[Estimate]`: One per metric.
     """
     num_teams, _, num_metrics = values.shape
-    if num_metrics == 0:
-        return []
+    draws = (config.num_bootstraps, config.confidence, config.seed)
     item_means = nan_mean(values, axis=0)
     limits = np.array(bounds, dtype=float).T
-    student = np.stack([t_interval(item_means[:, m], confidence) for m in range(num_metrics)], axis=1)
+    student = np.transpose([t_interval(column, config.confidence) for column in item_means.T])
     suited = student.copy()
     bounded = np.isfinite(limits).all(axis=0)
-    suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], num_draws, confidence, seed)
+    suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], *draws)
     means = nan_mean(values.reshape(-1, num_metrics), axis=0)
     ends = []
     for intervals in (suited, student):
         distances = np.abs(intervals - nan_mean(item_means, axis=0))
         if num_teams > 1:
             team_means = nan_mean(values, axis=1)
-            radius = [(high - low) / 2 for low, high in (t_interval(x, confidence) for x in team_means.T)]
-            squares = np.stack([distances**2, np.broadcast_to(np.square(radius), distances.shape)])
-            squares[np.isnan(squares) & ~np.isnan(squares[::-1])] = 0.0
-            distances = np.sqrt(squares.sum(axis=0))
+            radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
+            combined = np.sqrt(distances**2 + np.square(radius))
+            distances = np.where(np.isnan(combined), np.fmax(distances, radius), combined)
         ends += [means - distances[0], means + distances[1]]
     low, high = np.clip(ends[:2], *limits)
     return [Estimate(*map(float, x)) for x in zip(means, low, high, *ends[2:], strict=True)]
@@ -202,16 +197,15 @@ class Result:
     """The results of one policy."""
 
     policy: Policy
-    names: list[tuple[str, str]]  # turn and metric of each column of `values`
-    # The means over each item's episodes, or pass@k of the item; NaN if the item does not have the metric. Shape
-    # `(num_items, len(names))`
-    values: np.ndarray
+    # By turn and metric: the means over each item's episodes, or pass@k of the item; NaN if the item does not have the
+    # metric. Shape `(num_items,)`
+    values: dict[tuple[str, str], np.ndarray]
     cost: dict[str, float]  # sums over all episodes, see [`total_cost`]
-    speed: dict[str, Any] | None = None  # how fast the policy answered, see [`speed_of`]
+    speed: dict[str, Any]  # how fast the policy answered, see [`speed_of`]
     # The smallest and the largest possible value of metrics, as in [`~trl_multiagent.environments.Environment`], and
     # of `return`
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    answers: Sequence[Records] = ()  # to show, see [`answers_of`]
+    ranges: Mapping[str, tuple[float, float]]
+    answers: Sequence[Records]  # to show, see [`answers_of`]
 
     @property
     def name(self) -> str:
@@ -223,7 +217,7 @@ class Result:
 
     def column(self, metric: str) -> np.ndarray | None:
         """Returns the last value of each item, of shape `(num_items,)`; `None` if there is no such metric."""
-        return self.values[:, self.names.index((FINAL, metric))] if (FINAL, metric) in self.names else None
+        return self.values.get((FINAL, metric))
 
     def bounds(self, metric: str) -> tuple[float, float]:
         """Returns the smallest and the largest possible value of a metric; infinite if they are not known."""
@@ -233,34 +227,34 @@ class Result:
 
 
 def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
-    """Computes the values of each item from the transcripts of a policy, see [`~play.play_batch`]."""
+    """Computes the values of each item from the transcripts of a policy, see [`~play.play_policy`]."""
     episodes: list[list[Records]] = [[] for _ in range(num_items)]
     for record in records:
         episodes[record["item"]].append(record["turns"])
     by_item = [item_values(turns, config) for turns in episodes]
-    num_turns = max(len(turns) for item_episodes in episodes for turns in item_episodes)
+    num_turns = max(len(record["turns"]) for record in records)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
         weight = sum(config.discount_factor**t for t in range(num_turns))
-        low, high = ranges["reward"]
-        missed = (0.0, 0.0) if num_turns > 1 else (low, high)  # episodes may end early
-        ranges["return"] = (min(weight * low, missed[0]), max(weight * high, missed[1]))
+        ends = [weight * end for end in ranges["reward"]]
+        ends += [0.0] if num_turns > 1 else []  # episodes may end early
+        ranges["return"] = min(ends), max(ends)
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
-    found = [key for values in by_item for key, value in values.items() if not math.isnan(value)]
-    names = list(dict.fromkeys(found))
-    names.sort(key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
-    values = np.array([[values.get(key, np.nan) for key in names] for values in by_item])
-    return Result(policy, names, values, total_cost(records), speed_of(records), ranges, answers_of(records))
+    found = dict.fromkeys(key for values in by_item for key, value in values.items() if not math.isnan(value))
+    first = ("return", "reward", "pass@")
+    keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(first)))
+    values = {key: np.array([values.get(key, np.nan) for values in by_item]) for key in keys}
+    return Result(policy, values, total_cost(records), speed_of(records), ranges, answers_of(records))
 
 
 def answers_of(records: Records) -> list[Records]:
     """Returns the best, a typical and the worst answer of each turn, by what is earned from this turn on."""
     turns = []
     for t in range(max(len(record["turns"]) for record in records)):
-        played = [x for x in records if t < len(x["turns"])]
         found = [
-            {**x["turns"][t], "name": x.get("name", x["item"]), "value": sum(y["reward"] for y in x["turns"][t:])}
-            for x in played
+            {**x["turns"][t], "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])}
+            for x in records
+            if t < len(x["turns"])
         ]
         ranked = sorted((x for x in found if not math.isnan(x["value"])), key=lambda x: -x["value"])
         turns.append([ranked[k] for k in (0, len(ranked) // 2, -1) if ranked])
@@ -272,16 +266,19 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     Computes the values of one item, by turn and metric. `episodes`: the turns of each of its episodes.
     If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
-    roles = list(dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ())))
+    own = dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ()))
+    roles = {"": None, **{f"/{role}": role for role in own}}
     values, discount = {}, config.discount_factor
-    for role in (None, *roles):
+    for suffix, role in roles.items():
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
-        values[FINAL, f"return/{role}" if role else "return"] = mean_of_known(returns)
-    for t in range(max(map(len, episodes))):
-        by_metric = turn_values([turns[t] for turns in episodes if t < len(turns)], roles, config)
-        values |= {(f"turn_{t + 1}", name): value for name, value in by_metric.items()}
-    last = turn_values([turns[-1] for turns in episodes], roles, config)
-    return values | {(FINAL, name): value for name, value in last.items()}
+        values[FINAL, f"return{suffix}"] = mean_of_known(returns)
+    played = {
+        f"turn_{t + 1}": [turns[t] for turns in episodes if t < len(turns)] for t in range(max(map(len, episodes)))
+    }
+    played[FINAL] = [turns[-1] for turns in episodes]
+    for turn, turns in played.items():
+        values |= {(turn, metric): value for metric, value in turn_values(turns, roles, config).items()}
+    return values
 
 
 def role_reward(turn: dict[str, Any], role: str | None) -> float:
@@ -289,12 +286,14 @@ def role_reward(turn: dict[str, Any], role: str | None) -> float:
     return turn.get("role_rewards", {}).get(role, turn["reward"])
 
 
-def turn_values(turns: Records, roles: Sequence[str], config: EvaluationConfig) -> dict[str, float]:
+def turn_values(turns: Records, roles: Mapping[str, str | None], config: EvaluationConfig) -> dict[str, float]:
     """
-    Computes the values of one turn of an item's episodes, by metric. `roles`: the roles with rewards of their own.
+    Computes the values of one turn of an item's episodes, by metric. `roles`: the team and the roles with rewards of
+    their own, by the suffixes of the names of their rewards.
     """
-    values = {"reward": mean_of_known([turn["reward"] for turn in turns])}
-    values |= {f"reward/{role}": mean_of_known([role_reward(turn, role) for turn in turns]) for role in roles}
+    values = {
+        f"reward{suffix}": mean_of_known([role_reward(turn, role) for turn in turns]) for suffix, role in roles.items()
+    }
     passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
     if None not in passes:
         passed, number = sum(x >= 1.0 for x in passes), len(passes)
@@ -335,10 +334,11 @@ def speed_of(records: Records) -> dict[str, Any]:
     for record in records:
         timing = record["timing"]
         for t, calls in enumerate(timing["generation_seconds"]):
-            seconds.update(calls)
-            busy.update({call: x / timing["batch_episodes"] for call, x in calls.items()})
             made = record["turns"][t]["tokens"] if t < len(record["turns"]) else {}
-            tokens.update({call: sum(made.get(role, 0) for role in call.split(CALL)) for call in calls})
+            for call, time in calls.items():
+                seconds[call] += time
+                busy[call] += time / timing["batch_episodes"]
+                tokens[call] += sum(made.get(role, 0) for role in call.split(CALL))
 
     def rate(number: float, time: float) -> float:
         return number / time if time else math.nan
@@ -357,25 +357,26 @@ def numbers_of(results: Sequence[Result], config: EvaluationConfig, others: Sequ
     With `others`, one per result, these are the mean differences on the same items.
     """
     everyone = [*results, *others]
-    names = [key for key in everyone[0].names if all(key in result.names for result in everyone)]
-    values, low, high = stacked(results, names)
+    keys = [key for key in everyone[0].values if all(key in result.values for result in everyone)]
+    if not keys:
+        return {FINAL: {}}
+    values, bounds = stacked(results, keys)
     if others:
-        other_values, other_low, other_high = stacked(others, names)
-        values, low, high = values - other_values, low - other_high, high - other_low
-    bounds = [*zip(low.min(axis=0), high.max(axis=0), strict=True)]
+        other_values, other_bounds = stacked(others, keys)
+        values, bounds = values - other_values, bounds - other_bounds[..., ::-1]
+    limits = [*zip(bounds[..., 0].min(axis=0), bounds[..., 1].max(axis=0), strict=True)]
     numbers: Numbers = {}
-    columns = estimates(values, bounds, config.num_bootstraps, config.confidence, config.seed)
-    for (turn, metric), estimate in zip(names, columns, strict=True):
+    for (turn, metric), estimate in zip(keys, estimates(values, limits, config), strict=True):
         numbers.setdefault(turn, {})[metric] = estimate
     numbers.setdefault(FINAL, {})
     return numbers
 
 
-def stacked(results: Sequence[Result], names: Sequence[tuple[str, str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def stacked(results: Sequence[Result], keys: Sequence[tuple[str, str]]) -> tuple[np.ndarray, np.ndarray]:
     """
-    Returns some columns of results, of shape `(num_results, num_items, num_names)`, and their bounds, each of shape
-    `(num_results, num_names)`.
+    Returns some values of results, of shape `(num_results, num_items, num_keys)`, and their bounds, of shape
+    `(num_results, num_keys, 2)`.
     """
-    values = np.stack([result.values[:, [result.names.index(key) for key in names]] for result in results])
-    bounds = [[result.bounds(metric) for _, metric in names] for result in results]
-    return values, *np.array(bounds).reshape(len(results), len(names), 2).transpose(2, 0, 1)
+    values = [[result.values[key] for key in keys] for result in results]
+    bounds = [[result.bounds(metric) for _, metric in keys] for result in results]
+    return np.array(values).swapaxes(1, 2), np.array(bounds)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,9 +41,15 @@ RANGE_NOTE = (
     "too narrow if rare values decide the mean."
 )
 COMPARISONS = {"baseline": "differences", "control": "control", "ablation": "contributions"}  # by kind of policy
+HEADINGS = {
+    "differences": "the team minus",
+    "control": "the team minus the trained control",
+    "contributions": "the team minus the team with",
+}
 DIFFERENCE_NOTE = (
-    "In brackets: an interval that is right for any values within the range of the metric. With {} items, {} "
-    "t: Student's paired interval, which is narrower, and too narrow if a few items decide the mean."
+    "In brackets: an interval that is right for any values within the range of the metric. With {} items, no "
+    "difference{} can be shown. t: Student's paired interval, which is narrower, and too narrow if a few items decide "
+    "the mean."
 )
 COST_NOTE = (
     "Calls, tokens and wall s are per episode. Waited for: the tokens of the longest answer of each turn. "
@@ -71,54 +78,55 @@ class Report:
         mixes = {result.policy.mix: result for result in self.results if result.policy.mix}
         self.over_teams = numbers_of(self.teams, self.config) if len(self.teams) > 1 and not mixes else None
         self.comparisons = self._compare()
-        unknown = [name for x in self.shown for _, name in x.names if not np.isfinite(x.bounds(name)).all()]
+        unknown = [name for x in self.shown for _, name in x.values if not np.isfinite(x.bounds(name)).all()]
         self.range_note = RANGE_NOTE.format(unknown[0]) if unknown else ""
         smallest = smallest_difference(self.num_items, self.config.confidence)
-        shown = f"no difference below {smallest:.1%} of the largest possible one can be shown."
-        shown = shown if smallest < 1 else "no difference can be shown."
-        self.difference_note = DIFFERENCE_NOTE.format(self.num_items, shown) if self.comparisons else ""
-        metrics = ("return", "pass@1") if mixes else ()
-        summaries = [summarize_cross_play(mixes, [x.name for x in self.teams], m, self.config) for m in metrics]
-        self.cross_play = [summary for summary in summaries if summary is not None]
+        below = f" below {smallest:.1%} of the largest possible one" if smallest < 1 else ""
+        self.difference_note = DIFFERENCE_NOTE.format(self.num_items, below) if self.comparisons else ""
+        metrics = [m for m in ("return", "pass@1") if mixes and all(x.column(m) is not None for x in mixes.values())]
+        self.cross_play = {m: summarize_cross_play(mixes, len(self.teams), m, self.config) for m in metrics}
 
     def _compare(self) -> dict[str, dict[str, Numbers]]:
         """Returns the differences between teams and other policies, by kind and row of the comparison."""
-        pairs: dict[tuple[str, str], list[tuple[Result, Result]]] = {}
-        for result in self.results:
-            policy = result.policy
-            own = [team for team in self.teams if policy.compared_with in ("", team.name)]
-            if policy.kind in COMPARISONS and own:
-                pairs.setdefault((policy.kind, policy.row or policy.name), []).extend((team, result) for team in own)
-        compared: dict[str, dict[str, Numbers]] = {}
-        for (kind, row), found in pairs.items():
+        pairs = defaultdict[tuple[str, str], list[tuple[Result, Result]]](list)
+        for other in self.results:
+            policy = other.policy
+            if policy.kind in COMPARISONS:
+                row = pairs[COMPARISONS[policy.kind], policy.row or policy.name]
+                row += [(team, other) for team in self.teams if policy.compared_with in ("", team.name)]
+        compared = defaultdict[str, dict[str, Numbers]](dict)
+        for (name, row_name), found in pairs.items():
             teams, others = zip(*found, strict=True)
-            compared.setdefault(COMPARISONS[kind], {})[row] = numbers_of(teams, self.config, others)
+            compared[name][row_name] = numbers_of(teams, self.config, others)
         return compared
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything, as plain values. Numbers that are not known are null."""
-        contents = {**self.facts, "items": self.num_items, "settings": asdict(self.config)}
-        contents |= {"range_note": self.range_note, "difference_note": self.difference_note}
-        contents["policies"] = {
-            result.name: {
-                "kind": result.policy.kind,
-                "source": result.policy.source,
-                "results": plain(self.numbers[result.name]),
-                "cost": result.cost,
-                "cost_per_episode": result.cost_per_episode,
-                "speed": result.speed,
-                "percent_of_maximum": percent_of_maximum(result, self.numbers[result.name]),
-                "answers": result.answers,
-            }
-            for result in self.results
+        contents = {
+            **self.facts,
+            "items": self.num_items,
+            "settings": asdict(self.config),
+            "range_note": self.range_note,
+            "difference_note": self.difference_note,
+            "policies": {
+                result.name: {
+                    "kind": result.policy.kind,
+                    "source": result.policy.source,
+                    "results": self.numbers[result.name],
+                    "cost": result.cost,
+                    "cost_per_episode": result.cost_per_episode,
+                    "speed": result.speed,
+                    "percent_of_maximum": percent_of_maximum(result, self.numbers[result.name]),
+                    "answers": result.answers,
+                }
+                for result in self.results
+            },
+            **self.comparisons,
         }
         if self.over_teams is not None:
-            contents["over_teams"] = plain(self.over_teams)
-        for name, rows in self.comparisons.items():
-            contents[name] = {row: plain(numbers) for row, numbers in rows.items()}
+            contents["over_teams"] = self.over_teams
         if self.cross_play:
-            contents["cross_play"] = {x.metric: x.to_json() for x in self.cross_play}
-            contents["cross_play"]["runs"] = self.cross_play[0].runs
+            contents["cross_play"] = {**self.cross_play, "runs": [team.name for team in self.teams]}
         return json_values(contents, digits=17)
 
     def write(self, folder: Path) -> list[Path]:
@@ -149,18 +157,13 @@ class Report:
             f"values have no spread and no known bounds.{self.range_note}"
         ]
         lines += ["", *self._main_table()]
-        headings = {
-            "differences": "the team minus" if len(self.teams) == 1 else "the teams minus",
-            "control": "the team minus the trained control",
-            "contributions": "the team minus the team with",
-        }
         notes = {"control": self.control_note, "contributions": NOTHING_NOTE if self.config.contributions else ""}
         for name, rows in self.comparisons.items():
-            lines += ["", *difference_lines(headings[name], rows)]
+            lines += ["", *difference_lines(HEADINGS[name], rows)]
             lines += [notes[name]] if notes.get(name) else []
         lines += ["", self.difference_note] if self.comparisons else []
-        for cross_play in self.cross_play:
-            lines += ["", *cross_play_lines(cross_play)]
+        for metric, found in self.cross_play.items():
+            lines += ["", *cross_play_lines(metric, found)]
         for result in [] if self.cross_play else self.shown:
             lines += ["", *self._components(result)]
         return "\n".join(lines)
@@ -172,8 +175,8 @@ class Report:
         rows = [["", *headings, "calls", "tokens", "waited for", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            costs = [f"{cost[name]:.1f}" for name in ("calls", "generated_tokens", "waited_tokens")]
-            costs.append(f"{cost['wall_seconds']:.3f}")
+            tokens = [f"{cost['generated_tokens']:.1f}", f"{cost['waited_tokens']:.1f}"]
+            costs = [f"{cost['calls']:.1f}", *tokens, f"{cost['wall_seconds']:.3f}"]
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
@@ -215,15 +218,11 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
     return {name: 100 * final[name].mean / high for name, high in largest.items()}
 
 
-def plain(numbers: Numbers) -> dict[str, dict[str, dict[str, float]]]:
-    return {turn: {name: x._asdict() for name, x in by_metric.items()} for turn, by_metric in numbers.items()}
-
-
 def show(estimate: Estimate | None, name: str) -> str:
     """Formats a number and its interval, if it has one; rates as percentages."""
     if estimate is None:
         return "-"
-    form = ".1%" if is_rate(name) else ".3f"
+    form = form_of(name)
     return f"{estimate.mean:{form}}{brackets(estimate.low, estimate.high, form)}"
 
 
@@ -239,26 +238,25 @@ def show_difference(estimate: Estimate, name: str) -> str:
     # Without a spread, Student's interval is not defined, and the other one is as wide as the number of items allows
     if math.isnan(low) or (math.isnan(t_low) and difference != 0):
         return f"{text} (no spread)"
-    student = brackets(t_low, t_high, ".1%" if is_rate(name) else ".3f")
+    student = brackets(t_low, t_high, form_of(name))
     text += f", t{student}" if student and t_low != low else ""
     if low > 0 or high < 0:
         return text
     return text + (" only t excludes 0" if t_low > 0 or t_high < 0 else " no difference shown")
 
 
-def is_rate(name: str) -> bool:
-    return name.startswith("pass@") or name == PASSED_HIDDEN
+def form_of(name: str) -> str:
+    return ".1%" if name.startswith("pass@") or name == PASSED_HIDDEN else ".3f"
 
 
-def cross_play_lines(cross_play: CrossPlay) -> list[str]:
+def cross_play_lines(metric: str, found: CrossPlay) -> list[str]:
     """Returns the comparison of a cross-play as text. The page shows its matrices."""
-    name = cross_play.metric
     return text_table(
         [
-            ["cross-play", name],
-            ["agents trained together", show(cross_play.diagonal, name)],
-            ["agents of two runs", show(cross_play.off_diagonal, name)],
-            ["difference", show_difference(cross_play.difference, name)],
+            ["cross-play", metric],
+            ["agents trained together", show(found.diagonal, metric)],
+            ["agents of two runs", show(found.off_diagonal, metric)],
+            ["difference", show_difference(found.difference, metric)],
         ]
     )
 
@@ -287,55 +285,44 @@ def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
     return tuple(i if role == varied else j for role in roles)
 
 
-@dataclass
-class CrossPlay:
+class CrossPlay(NamedTuple):
     """
     The results of a cross-play in one metric of the last turn. The intervals are over items, for these runs: a mixed
     team depends on two runs, so a few runs do not show how much other runs would differ.
     """
 
-    metric: str
-    runs: list[str]
     # For each role of [`roles_to_vary`], the mean over items where the agent of this role comes from the row's run,
     # and all other agents from the column's. Shape `(num_runs, num_runs)`
-    matrices: dict[str, np.ndarray]
+    matrices: dict[str, list[list[float]]]
     diagonal: Estimate  # the mean over teams as they were trained
     off_diagonal: Estimate  # the mean over mixed teams
     difference: Estimate  # the first minus the second
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "intervals": "over items, for these runs",
-            "matrices": {role: matrix.tolist() for role, matrix in self.matrices.items()},
-            **{name: getattr(self, name)._asdict() for name in ("diagonal", "off_diagonal", "difference")},
-        }
+    intervals: str = "over items, for these runs"
 
 
 def summarize_cross_play(
-    results: Mapping[Mix, Result], runs: Sequence[str], metric: str, config: EvaluationConfig
-) -> CrossPlay | None:
+    results: Mapping[Mix, Result], num_runs: int, metric: str, config: EvaluationConfig
+) -> CrossPlay:
     """
     Compares teams as they were trained with mixed teams in a metric of the last turn. `results`: the result of each of
-    [`mixes`]. `runs`: the names of the runs. Returns `None` if there is no such metric.
+    [`mixes`].
     """
-    roles = next(iter(results.values())).policy.environment.roles
-    columns = {mix: result.column(metric) for mix, result in results.items()}
-    if any(column is None for column in columns.values()):
-        return None
-    size, varied = len(runs), roles_to_vary(roles)
-    teams = [mix_of(roles, role, i, j) for role in varied for i in range(size) for j in range(size)]
-    values = np.array([columns[mix] for mix in teams], dtype=float).reshape(len(varied), size, size, -1)
+    first = next(iter(results.values()))
+    roles = first.policy.environment.roles
+    varied, runs = roles_to_vary(roles), range(num_runs)
+    teams = [mix_of(roles, role, i, j) for role in varied for i in runs for j in runs]
+    values = np.array([results[mix].column(metric) for mix in teams], dtype=float).reshape(
+        len(varied), num_runs, num_runs, -1
+    )
     values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
     per_pair = values.mean(axis=0)
-    together = per_pair[np.eye(size, dtype=bool)].mean(axis=0)
-    mixed = per_pair[~np.eye(size, dtype=bool)].mean(axis=0)
-    low, high = next(iter(results.values())).bounds(metric)
+    is_together = np.eye(num_runs, dtype=bool)
+    together, mixed = per_pair[is_together].mean(axis=0), per_pair[~is_together].mean(axis=0)
+    low, high = first.bounds(metric)
     diagonal, rest, difference = estimates(
         np.stack([together, mixed, together - mixed], axis=1)[None],
         [(low, high), (low, high), (low - high, high - low)],
-        config.num_bootstraps,
-        config.confidence,
-        config.seed,
+        config,
     )
-    matrices = {role: values[k].mean(axis=2) for k, role in enumerate(varied)}
-    return CrossPlay(metric, list(runs), matrices, diagonal, rest, difference)
+    matrices = {role: values[k].mean(axis=2).tolist() for k, role in enumerate(varied)}
+    return CrossPlay(matrices, diagonal, rest, difference)

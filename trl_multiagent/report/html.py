@@ -50,8 +50,10 @@ def render(data: dict[str, Any]) -> str:
 def json_values(value: Any, digits: int = 6) -> Any:
     """
     Converts values to types of JSON: rounds floats to so many digits, but keeps all digits before the point, makes
-    numbers that are not finite null, and makes other objects texts.
+    numbers that are not finite null, named tuples objects, and other objects texts.
     """
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, dict):
         return {str(name): json_values(x, digits) for name, x in value.items()}
     if isinstance(value, list | tuple):

@@ -6,7 +6,6 @@ plays all of them, and reports.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -91,7 +90,7 @@ def run_evaluation(
             return print_cost(evaluation, controls, policies, items)
         for policy in policies:
             policy.environment.prepare(cast(int, config.num_turns))
-    with end_on_signal(prog, list), end_with_one_line(prog), contextlib.ExitStack() as stack:
+    with end_on_signal(prog, []), end_with_one_line(prog), contextlib.ExitStack() as stack:
         with end_on_wrong_input(prog):
             with fail_together(state):
                 if state.is_main_process:
@@ -117,7 +116,7 @@ def play_and_report(
     if accelerator.is_main_process:
         environment = policies[0].environment
         dataset = asdict(evaluation.settings.sections["dataset"])
-        facts = {"dataset": json.loads(json.dumps(dataset, default=str)), "environment": repr(environment)}
+        facts = {"dataset": dataset, "environment": repr(environment)}
         report = Report(config, list(results.values()), len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
