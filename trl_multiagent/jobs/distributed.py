@@ -84,10 +84,8 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
     failures = torch.tensor(float(error is not None), device=accelerator.device)
     if reduce(failures, "sum").item() == 0:
         return
-    own = []
-    if error is not None:
-        own = [f"Process {accelerator.process_index} on {socket.gethostname()} failed: {describe(error)}"]
-    reports = gather_object(own)
+    place = f"Process {accelerator.process_index} on {socket.gethostname()}"
+    reports = gather_object([] if error is None else [f"{place} failed: {describe(error)}"])
     late = f" failed: {Overdue.__name__}"
     failed = [report for report in reports if not report.endswith(late)]
     if failed and (error is None or isinstance(error, Overdue)):

@@ -127,19 +127,18 @@ def ending_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def end_on_signal(prog: str, arguments: Callable[[], list[str]] | None = None) -> Iterator[None]:
+def end_on_signal(prog: str, arguments: list[str] | None = None) -> Iterator[None]:
     """
     Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to go on. A
     training ends after its current step, anything else at once, and a second Ctrl-C always at once. `arguments`
-    returns the arguments that resume the program; by default, they name the checkpoint.
+    resume the program; by default, they name the checkpoint.
     """
 
     def say(number: int, ended: Stopped | None = None) -> None:
-        more = [] if arguments is None else arguments()
-        if arguments is None and ended is not None and ended.checkpoint is not None:
-            more = ["--resume_from_checkpoint", ended.checkpoint]
-        after = "" if ended is None else f" {ended}"
-        verb = "Go on with" if more or after == "" or arguments is not None else "Start again with"
+        more, after, verb = arguments or [], f" {ended}" if ended else "", "Go on with"
+        if arguments is None and ended is not None:
+            more = ["--resume_from_checkpoint", ended.checkpoint] if ended.checkpoint else []
+            verb = "Go on with" if more else "Start again with"
         command = os.environ.get(COMMAND_VARIABLE, "the same command")
         if os.environ.get("RANK", "0") == "0":
             line = f"{prog}: ended by {NAMES[number]}{after}. {verb}: {command} {shlex.join(more)}"

@@ -170,8 +170,13 @@ def collect_preferences(
                 if state.is_main_process:
                     collection.write_dataset()
     preferences = load_from_disk(collection.folder)
-    if state.is_main_process:
-        warn_if_few_pairs(read_json(collection.folder / PREFERENCES_FILE)["numbers"])
+    numbers = read_json(collection.folder / PREFERENCES_FILE)["numbers"]
+    if state.is_main_process and numbers["items_with_pairs"] < FEW_ITEMS * numbers["items"]:
+        # A training on such a dataset learns nothing about the other items
+        logger.warning(
+            f"Only {numbers['items_with_pairs']} of {numbers['items']} items have answers with different rewards. "
+            "Sample more candidates or at a higher temperature, or use items that are neither too easy nor too hard."
+        )
     return preferences
 
 
@@ -223,37 +228,44 @@ class _Collection:
 
     def sample_chunks(self) -> None:
         """Samples, scores and writes the missing chunks of this process."""
-        config, chunks, missing = self.config, self.chunks, self.chunks.missing()
+        config, missing = self.config, self.chunks.missing()
         (self.folder / CANDIDATES_FOLDER).mkdir(exist_ok=True)
         path = self.folder / STATE_FILE.format(missing[0] - self.state.num_processes if missing else -1)
         if path.is_file():
             self.environment.load_state_dict(torch.load(path, weights_only=True))
         sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
-        items = [self.dataset[k] for number in missing for k in chunks.items[number]]
-        sampler.check_items(items, self.environment, num_turns=1)
-        chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
+        sampler.check_items([self.dataset[0]], self.environment, num_turns=1)
+        self.chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
 
     def sample_chunk(self, number: int, sampler: Sample) -> list[Record]:
         """Samples and scores one chunk. Returns one record per item."""
-        chunk, config, comparator = self.chunks.items[number], self.config, self.comparator
+        comparator = self.comparator
 
         def sample_team(nodes: list[Node], num_candidates: int) -> ByRole:
-            for item, node in zip(chunk, nodes, strict=True):
+            for node in nodes:
                 check_all_act("A preference", node.prompts, self.team.roles)
                 for role, prompt in node.prompts.items():
-                    check_prompt(prompt, f"The prompt of {role!r} for item {item}")
+                    check_prompt(prompt, f"The prompt of {role!r} for item {node.tree}")
             return sampler(nodes, num_candidates)
 
-        nodes = self._play(number, "team", sample_team, config.preference_num_candidates)
-        records = [
-            {"index": k, "item_id": self.item_ids[k], "prompts": prompts_of(node), "tokens": 0, "comparator": []}
-            for k, node in zip(chunk, nodes, strict=True)
+        nodes = self._play(number, "team", sample_team, self.config.preference_num_candidates)
+        records: list[Record] = [
+            {
+                "index": node.tree,
+                "item_id": self.item_ids[node.tree],
+                "prompts": prompts_of(node),
+                "tokens": num_tokens(node),
+                "candidates": answers_of(node, node, "current"),
+                "comparator": [],
+            }
+            for node in nodes
         ]
-        add_answers(records, nodes, nodes, "candidates", "current")
         if comparator is not None:
             # The comparator has its own random numbers, or a copy of the team would repeat the team's answers
-            others = self._play(number, "comparator", comparator.sample, config.num_comparator_candidates)
-            add_answers(records, others, nodes, "comparator", comparator.name)
+            others = self._play(number, "comparator", comparator.sample, self.config.num_comparator_candidates)
+            for record, other, node in zip(records, others, nodes, strict=True):
+                record["tokens"] += num_tokens(other)
+                record["comparator"] = answers_of(other, node, comparator.name)
         state = self.environment.state_dict()
         if state:
             with replacing(self.folder / STATE_FILE.format(number)) as file:
@@ -285,43 +297,49 @@ class _Collection:
         """Pairs the candidates, and writes the dataset and its card."""
         config, roles = self.config, self.team.roles
         records = self.chunks.read()
-        pairs = [self.pairs_of(record) for record in records]
-        limit, kept, rows = config.preference_pairs_per_sample, [], []
-        for record, item_pairs in zip(records, pairs, strict=True):
+        rows, num_pairs = [], []  # the latter: possible ones of each item
+        for record in records:
+            own, others = ([Candidate(**x) for x in record[side]] for side in ("candidates", "comparator"))
+            pairs = all_pairs(own) if self.comparator is None else matched_pairs(own, others)
+            num_pairs.append(len(pairs))
             seed = derive_seed(config.seed, self.round, record["index"], "pairs")
-            selected = select_pairs(item_pairs, config.pair_selection, limit, seed)
-            kept += selected
-            rows += [self._row(record, pair) for pair in selected]
+            pairs = select_pairs(pairs, config.pair_selection, config.preference_pairs_per_sample, seed)
+            rows += [self._row(record, pair) for pair in pairs]
         preferences = dataset_of_rows(rows, roles, records[0]["prompts"])
         for name in (PREFERENCES_FILE, DATASET_STATE):  # from here on, a crash leaves no dataset that looks complete
             (self.folder / name).unlink(missing_ok=True)
         for path in self.folder.glob("data-*.arrow"):
             path.unlink()
+        rewards = [candidate["reward"] for record in records for candidate in record["candidates"]]
         # An empty dataset needs a shard to load
         preferences.save_to_disk(self.folder, num_shards=None if rows else 1)
         facts = {
             "environment": repr(self.environment),
             "sampling": self.stage.settings,
             "pairing": config.values(PAIRING_FIELDS),
-            "numbers": summarize(records, pairs, kept, config),
+            "numbers": {
+                "items": len(records),
+                "items_with_pairs": sum(map(bool, num_pairs)),
+                "candidates_scored": len(rewards) + sum(len(record["comparator"]) for record in records),
+                "tokens_sampled": sum(record["tokens"] for record in records),
+                "pairs_possible": sum(num_pairs),
+                "pairs": len(rows),
+                # The count of CoMLRL, which charges pairs and not samples
+                "env_steps": len(rows) * config.environment_steps_per_pair * config.use_environment_step,
+                "mean_reward": fmean(rewards),
+            },
         }
         write_text(self.folder / CARD_FILE, preference_card(facts, roles))
         write_json(self.folder / PREFERENCES_FILE, facts)
-
-    def pairs_of(self, record: Record) -> list[Pair]:
-        """Makes all pairs of an item."""
-        candidates, others = ([Candidate(**x) for x in record[side]] for side in ("candidates", "comparator"))
-        return all_pairs(candidates) if self.comparator is None else matched_pairs(candidates, others)
 
     def _row(self, record: Record, pair: Pair) -> PairRow:
         chosen, rejected = pair.chosen, pair.rejected
         origin = {ITEM_ID: record["item_id"], ROUND: self.round, CHOSEN_BY: chosen.by, REJECTED_BY: rejected.by}
         row = make_row(record["prompts"], chosen.texts, rejected.texts, chosen.reward, rejected.reward, **origin)
-        for side, candidate in (("chosen", chosen), ("rejected", rejected)):
+        for k, (side, candidate) in enumerate((("chosen", chosen), ("rejected", rejected))):
             for name, value in candidate.metrics.items():
                 column = f"{side}_{name}"
                 row[column if column not in row else f"{side}_metric_{name}"] = value
-        for k, candidate in enumerate((chosen, rejected)):
             row |= {answer_columns(role)[k]: answer for role, answer in candidate.answers.items()}
             row |= {ids_columns(role)[k]: ids for role, ids in candidate.ids.items()}
         return row
@@ -336,25 +354,28 @@ def prompts_of(node: Node) -> dict[str, Any]:
     }
 
 
-def add_answers(records: list[Record], nodes: list[Node], own: list[Node], side: str, by: str) -> None:
+def answers_of(node: Node, team_node: Node, by: str) -> list[dict[str, Any]]:
     """
-    Adds the joint answers of nodes to the records, as fields of [`Candidate`], and counts their tokens. `own`: the
-    team's nodes. If a prompt has other token ids than the team's, the answer's token ids are left out, because they
-    come from another tokenizer. `by`: the policy that sampled the answers.
+    Returns the joint answers at a node as fields of [`Candidate`]. `team_node`: the team's node of the same item. If a
+    prompt has other token ids there, the answer's token ids are left out, because they come from another tokenizer.
+    `by`: the policy that sampled the answers.
     """
-    for record, node, team_node in zip(records, nodes, own, strict=True):
-        actions = zip(node.indices, node.rewards, node.outcomes, strict=True)
-        record[side] = []
-        for index, reward, outcome in actions:
-            whole = node.completions(index)
-            answers = {role: str(answer) for role, answer in node.texts(index).items() if answer != whole[role]}
-            ids = {
-                role: samples.completion_ids[g]
-                for role, (samples, g) in node.chosen(index).items()
-                if samples.prompt_ids == team_node.samples[role].prompt_ids
-            }
-            record[side].append(asdict(Candidate(whole, reward, outcome.metrics, by, answers, ids)))
-        record["tokens"] += sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
+    found = []
+    for index, reward, outcome in zip(node.indices, node.rewards, node.outcomes, strict=True):
+        whole = node.completions(index)
+        answers = {role: str(answer) for role, answer in node.texts(index).items() if answer != whole[role]}
+        ids = {
+            role: samples.completion_ids[g]
+            for role, (samples, g) in node.chosen(index).items()
+            if samples.prompt_ids == team_node.samples[role].prompt_ids
+        }
+        found.append(asdict(Candidate(whole, reward, outcome.metrics, by, answers, ids)))
+    return found
+
+
+def num_tokens(node: Node) -> int:
+    """Returns the number of tokens that were sampled at a node."""
+    return sum(len(ids) for samples in node.samples.values() for ids in samples.completion_ids)
 
 
 def dataset_of_rows(rows: list[PairRow], roles: Sequence[str], prompts: dict[str, Any]) -> Dataset:
@@ -389,39 +410,6 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(arrays)
-
-
-# Reports: numbers, a warning, and the card of the dataset
-
-
-def summarize(
-    records: list[Record], pairs: list[list[Pair]], kept: list[Pair], config: PreferenceConfig
-) -> dict[str, Any]:
-    """
-    Counts the candidates in `records`, all pairs of each item, and the pairs that were kept. `env_steps` is the count
-    of CoMLRL, which charges pairs and not samples; `candidates_scored` is the actual number of answers.
-    """
-    rewards = [candidate["reward"] for record in records for candidate in record["candidates"]]
-    return {
-        "items": len(records),
-        "items_with_pairs": sum(map(bool, pairs)),
-        "candidates_scored": len(rewards) + sum(len(record["comparator"]) for record in records),
-        "tokens_sampled": sum(record["tokens"] for record in records),
-        "pairs_possible": sum(map(len, pairs)),
-        "pairs": len(kept),
-        "env_steps": len(kept) * config.environment_steps_per_pair * config.use_environment_step,
-        "mean_reward": fmean(rewards),
-    }
-
-
-def warn_if_few_pairs(numbers: dict[str, Any]) -> None:
-    """Warns if almost no item has a pair, because training on such a dataset learns nothing about the other items."""
-    if numbers["items_with_pairs"] >= FEW_ITEMS * numbers["items"] and numbers["pairs"] > 0:
-        return
-    logger.warning(
-        f"Only {numbers['items_with_pairs']} of {numbers['items']} items have answers with different rewards. Sample "
-        "more candidates or at a higher temperature, or use items that are neither too easy nor too hard."
-    )
 
 
 def preference_card(facts: dict[str, Any], roles: Sequence[str]) -> str:

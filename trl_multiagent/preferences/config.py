@@ -81,9 +81,6 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
             raise ValueError("`pair_selection: all` keeps every pair: set `preference_pairs_per_sample` to null.")
         if self.pair_selection == "comparator_reward" and self.comparator_policy is None:
             raise ValueError("`pair_selection: comparator_reward` needs a comparator: set `comparator_policy`.")
-        self._check_comparator()
-
-    def _check_comparator(self) -> None:
         policy, mode = self.comparator_policy, self.comparator_generation_mode
         if policy == "history" and self.policy_checkpoint_dir is None:
             raise ValueError("`comparator_policy: history` needs `policy_checkpoint_dir`, where earlier teams are.")
@@ -115,10 +112,8 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
 
     @property
     def num_comparator_candidates(self) -> int:
-        if self.comparator_policy is None:
-            return 0
-        number = self.comparator_num_candidates
-        return self.preference_num_candidates if number is None else number
+        number = self.comparator_num_candidates or self.preference_num_candidates
+        return 0 if self.comparator_policy is None else number
 
     def process_reward(self, reward: float) -> float:
         return reward * self.reward_scale + self.reward_shift

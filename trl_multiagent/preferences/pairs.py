@@ -25,9 +25,9 @@ class Candidate:
     ids: dict[str, list[int]] = field(default_factory=dict)  # token ids, where the prompt had the team's
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> frozenset[tuple[str, str]]:
         """Key for deduplicating candidates by text."""
-        return tuple(self.texts[role] for role in sorted(self.texts))
+        return frozenset(self.texts.items())
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Pair:
 
     chosen: Candidate  # the one with the greater reward
     rejected: Candidate
-    comparator_reward: float | None = None  # of the one that the comparator sampled, if there is a comparator
+    comparator_reward: float = 0.0  # of the one that the comparator sampled, if there is a comparator
 
     @property
     def gap(self) -> float:
@@ -46,7 +46,7 @@ class Pair:
 
 def distinct(candidates: list[Candidate]) -> list[Candidate]:
     """Drops candidates that have the same texts as an earlier one."""
-    first: dict[tuple[str, ...], Candidate] = {}
+    first: dict[Any, Candidate] = {}
     for candidate in candidates:
         first.setdefault(candidate.key, candidate)
     return list(first.values())
@@ -65,7 +65,7 @@ def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[
     """
     Pairs the k-th candidate of the team with the k-th of a comparator, in either order. Drops ties and repeated pairs.
     """
-    pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
+    pairs: dict[Any, Pair] = {}
     for candidate, other in zip(candidates, others, strict=False):
         for chosen, rejected in ((candidate, other), (other, candidate)):
             if _can_be_chosen(chosen, rejected):
@@ -88,7 +88,7 @@ def select_pairs(pairs: list[Pair], selection: str, limit: int | None, seed: int
     if selection == "reward_gap":
         pairs = sorted(pairs, key=lambda pair: -pair.gap)
     elif selection == "comparator_reward":
-        pairs = sorted(pairs, key=lambda pair: (-(pair.comparator_reward or 0.0), -pair.gap))
+        pairs = sorted(pairs, key=lambda pair: (-pair.comparator_reward, -pair.gap))
     elif selection == "random":
         pairs = random.Random(seed).sample(pairs, len(pairs))
     return pairs[:limit]
@@ -144,8 +144,7 @@ def replay(sizes: Sequence[int], config: ReplayConfig, seed: int = 42) -> list[t
         `list[tuple[int, int]]`: For each preference, its round and its position in the round. It is empty if no round
         with a probability above 0 has preferences.
     """
-    size = config.preference_replay_sample_size
-    size = sizes[-1] if size is None else size
+    size = config.preference_replay_sample_size or sizes[-1]
     weights = [w * (n > 0) for w, n in zip(replay_weights(len(sizes), config), sizes, strict=True)]
     if sum(weights) == 0.0:
         return []

@@ -116,18 +116,7 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
             the row, counted from 0, and the column.
     """
     check_dataset(name, dataset)
-    _check_columns(dataset.column_names, roles, name)
-    if len(dataset) == 0:
-        raise ValueError(f"`{name}` has no rows.")
-    known = columns_of(roles)
-    for index, row in enumerate(dataset.select_columns([name for name in dataset.column_names if name in known])):
-        try:
-            _check_row(row, roles)
-        except ValueError as error:
-            raise ValueError(f"Row {index} of `{name}`: {error}") from None
-
-
-def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> None:
+    columns = dataset.column_names
     missing = [column for role in roles for column in text_columns(role) if column not in columns]
     present_roles = roles_of_columns(columns)
     if missing:
@@ -136,13 +125,20 @@ def _check_columns(columns: Sequence[str], roles: Sequence[str], name: str) -> N
         raise ValueError(f"`{name}` has answers of the roles {present_roles}, but the team has {list(roles)}.")
     if (CHOSEN_REWARD in columns) != (REJECTED_REWARD in columns):
         raise ValueError(f"`{name}` has only one of {CHOSEN_REWARD!r} and {REJECTED_REWARD!r}: give both or none.")
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` has no rows.")
+    for index, row in enumerate(dataset):
+        try:
+            _check_row(row, roles)
+        except ValueError as error:
+            raise ValueError(f"Row {index} of `{name}`: {error}") from None
 
 
 def _check_row(row: PairRow, roles: Sequence[str]) -> None:
     texts = []
     for role in roles:
-        prompt, *completions = text_columns(role)
-        texts.append([text_of(row[column], column) for column in (prompt, *completions)])
+        prompt, *completions = columns = text_columns(role)
+        texts.append([text_of(row[column], column) for column in columns])
         for column in completions:
             if isinstance(row[column], str) != isinstance(row[prompt], str):
                 raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")

@@ -60,7 +60,7 @@ def run_collection(task: Tasks, argv: Sequence[str] | None = None, prog: str | N
         check_comparator(config)
         state = start_processes()
     start_logging(settings, bool(config.disable_tqdm), state.is_main_process)
-    with end_on_signal(prog, list), end_with_one_line(prog), end_on_wrong_input(prog):
+    with end_on_signal(prog, []), end_with_one_line(prog), end_on_wrong_input(prog):
         loader = make_loader(settings, make_peft_config(settings))
         team = loader.load_to_sample(environment.roles, config.seed)
         comparator = build(config.comparator_model_name, settings.builders)

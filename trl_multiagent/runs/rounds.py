@@ -87,7 +87,7 @@ def run_preferences(settings: Settings) -> None:
     go_on = [] if prepared.has_named_folder else ["--output_dir", run.args.output_dir]
     start_logging(prepared, run.args.disable_tqdm, run.state.is_main_process)
     prepared.introduce()
-    with end_on_signal(prog, lambda: go_on), prepared.reservation:
+    with end_on_signal(prog, go_on), prepared.reservation:
         with end_on_wrong_input(prog):
             run.environment = prepared.make_environment()
             run.roles = run.environment.roles
@@ -512,7 +512,7 @@ def run_reward_model(settings: Settings) -> None:
             return print_plan({**lines, "folder": args.output_dir})
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
-        with end_on_signal(prog, list), end_with_one_line(prog):
+        with end_on_signal(prog, []), end_with_one_line(prog):
             train_reward_model(model, args, preferences, list(environment.roles), peft_config)
 
 
