@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -233,11 +232,11 @@ class _Collection:
         path = self.folder / STATE_FILE.format(missing[0] - self.state.num_processes if missing else -1)
         if path.is_file():
             self.environment.load_state_dict(torch.load(path, weights_only=True))
-        sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
-        sampler.check_items([self.dataset[0]], self.environment, num_turns=1)
-        self.chunks.play("Collecting preferences", partial(self.sample_chunk, sampler=sampler), config.disable_tqdm)
+        self.sampler = team_sampler(self.team, config, f"{config.seed}/{self.round}/team")
+        self.sampler.check_items([self.dataset[0]], self.environment, num_turns=1)
+        self.chunks.play("Collecting preferences", self.sample_chunk, config.disable_tqdm)
 
-    def sample_chunk(self, number: int, sampler: Sample) -> list[Record]:
+    def sample_chunk(self, number: int) -> list[Record]:
         """Samples and scores one chunk. Returns one record per item."""
         comparator = self.comparator
 
@@ -246,7 +245,7 @@ class _Collection:
                 check_all_act("A preference", node.prompts, self.team.roles)
                 for role, prompt in node.prompts.items():
                     check_prompt(prompt, f"The prompt of {role!r} for item {node.tree}")
-            return sampler(nodes, num_candidates)
+            return self.sampler(nodes, num_candidates)
 
         nodes = self._play(number, "team", sample_team, self.config.preference_num_candidates)
         records: list[Record] = [

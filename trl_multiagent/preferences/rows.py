@@ -145,12 +145,6 @@ def _check_row(row: PairRow, roles: Sequence[str]) -> None:
             if not isinstance(row[column], str) and row[column][0]["role"] != "assistant":
                 raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
         check_prompt(row[prompt], repr(prompt))
-    _, chosen, rejected = zip(*texts, strict=True)
-    if not "".join(chosen).strip():
-        raise ValueError("the chosen answer is empty.")
-    if chosen == rejected:
-        raise ValueError("the chosen and the rejected answers are the same.")
-    for role in roles:
         for column in answer_columns(role):
             if not isinstance(row.get(column), str | None):
                 raise ValueError(f"{column!r} is {row[column]!r}; it must be a text.")
@@ -158,6 +152,11 @@ def _check_row(row: PairRow, roles: Sequence[str]) -> None:
             values = row.get(column) or []
             if not isinstance(values, list) or not all(isinstance(x, int) and x >= 0 for x in values):
                 raise ValueError(f"{column!r} must be a list of token ids.")
+    _, chosen, rejected = zip(*texts, strict=True)
+    if not "".join(chosen).strip():
+        raise ValueError("the chosen answer is empty.")
+    if chosen == rejected:
+        raise ValueError("the chosen and the rejected answers are the same.")
     if CHOSEN_REWARD not in row:
         return
     for column in (CHOSEN_REWARD, REJECTED_REWARD):

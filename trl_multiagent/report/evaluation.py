@@ -159,7 +159,9 @@ class Report:
         lines += ["", *self._main_table()]
         notes = {"control": self.control_note, "contributions": NOTHING_NOTE if self.config.contributions else ""}
         for name, rows in self.comparisons.items():
-            lines += ["", *difference_lines(HEADINGS[name], rows)]
+            metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
+            table = [[row, *[show_difference(numbers[FINAL][m], m) for m in metrics]] for row, numbers in rows.items()]
+            lines += ["", *text_table([[HEADINGS[name], *metrics], *table])]
             lines += [notes[name]] if notes.get(name) else []
         lines += ["", self.difference_note] if self.comparisons else []
         for metric, found in self.cross_play.items():
@@ -204,18 +206,14 @@ class Report:
         return text_table(rows)
 
 
-def difference_lines(heading: str, rows: Mapping[str, Numbers]) -> list[str]:
-    """Returns a table of differences in return and pass@1, as far as all rows have them."""
-    metrics = [m for m in ("return", "pass@1") if all(m in numbers[FINAL] for numbers in rows.values())]
-    table = [[name, *[show_difference(numbers[FINAL][m], m) for m in metrics]] for name, numbers in rows.items()]
-    return text_table([[heading, *metrics], *table])
-
-
 def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
     """Returns the reward of the last turn and its parts in percent of their largest values, as papers report them."""
     final = numbers[FINAL]
-    largest = {name: high for name, (_, high) in result.ranges.items() if name in final and 0 < high < math.inf}
-    return {name: 100 * final[name].mean / high for name, high in largest.items()}
+    return {
+        name: 100 * final[name].mean / high
+        for name, (_, high) in result.ranges.items()
+        if name in final and 0 < high < math.inf
+    }
 
 
 def show(estimate: Estimate | None, name: str) -> str:
@@ -276,13 +274,21 @@ def mixes(num_runs: int, roles: Sequence[str]) -> list[Mix]:
     Returns all teams of a cross-play, each once: the teams as trained, and those in which one role's agent is from
     another run.
     """
+    return list(dict.fromkeys(entries(num_runs, roles)))
+
+
+def entries(num_runs: int, roles: Sequence[str]) -> list[Mix]:
+    """
+    Returns the teams in the matrices of a cross-play, role by role and row by row: the agent of the role comes from
+    the row's run, and all others from the column's.
+    """
     runs = range(num_runs)
-    return list(dict.fromkeys(mix_of(roles, role, i, j) for role in roles_to_vary(roles) for i in runs for j in runs))
-
-
-def mix_of(roles: Sequence[str], varied: str, i: int, j: int) -> Mix:
-    """Returns the team in which the agent of one role comes from run i, and all others from run j."""
-    return tuple(i if role == varied else j for role in roles)
+    return [
+        tuple(i if role == varied else j for role in roles)
+        for varied in roles_to_vary(roles)
+        for i in runs
+        for j in runs
+    ]
 
 
 class CrossPlay(NamedTuple):
@@ -309,11 +315,8 @@ def summarize_cross_play(
     """
     first = next(iter(results.values()))
     roles = first.policy.environment.roles
-    varied, runs = roles_to_vary(roles), range(num_runs)
-    teams = [mix_of(roles, role, i, j) for role in varied for i in runs for j in runs]
-    values = np.array([results[mix].column(metric) for mix in teams], dtype=float).reshape(
-        len(varied), num_runs, num_runs, -1
-    )
+    values = np.array([results[mix].column(metric) for mix in entries(num_runs, roles)], dtype=float)
+    values = values.reshape(-1, num_runs, num_runs, values.shape[1])
     values = values[..., ~np.isnan(values).any(axis=(0, 1, 2))]  # items that have the metric
     per_pair = values.mean(axis=0)
     is_together = np.eye(num_runs, dtype=bool)
@@ -324,5 +327,5 @@ def summarize_cross_play(
         [(low, high), (low, high), (low - high, high - low)],
         config,
     )
-    matrices = {role: values[k].mean(axis=2).tolist() for k, role in enumerate(varied)}
+    matrices = {role: values[k].mean(axis=2).tolist() for k, role in enumerate(roles_to_vary(roles))}
     return CrossPlay(matrices, diagonal, rest, difference)

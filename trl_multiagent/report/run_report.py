@@ -5,7 +5,6 @@ run.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import platform
@@ -223,7 +222,7 @@ def report_run(trainer: Any) -> None:
     """Adds the callbacks that show and report the training of a team."""
     watched = () if trainer.environment is None else trainer.environment.unwrapped.watched_metrics
     show_one_bar(trainer, watched)  # first, so that it has ended when the report shows what was learnt
-    trainer.add_callback(RunReport(trainer._name, functools.partial(team_facts, trainer)))
+    trainer.add_callback(RunReport(trainer._name, lambda: team_facts(trainer)))
 
 
 def team_facts(trainer: Any) -> dict[str, Any]:

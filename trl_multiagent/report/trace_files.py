@@ -109,4 +109,4 @@ def as_frame(rows: list[TraceRow]) -> pd.DataFrame:
 
 def steps_and_process(path: Path) -> tuple[int, ...]:
     """Returns the first step, the last step and the process of a file."""
-    return tuple(int(number) for number in NAME.findall(path.name)[0])
+    return tuple(map(int, NAME.findall(path.name)[0]))
