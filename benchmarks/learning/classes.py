@@ -1,13 +1,19 @@
 """
-How well two untrained agents on Qwen2.5-Coder-0.5B-Instruct complete classes beside one, at an equal wait.
+How well two agents on Qwen2.5-Coder-0.5B-Instruct complete classes beside one, at an equal wait.
 
-    python -m benchmarks.learning.classes --folder runs --model path.gguf   # ClassEval, what is not there yet
-    python -m benchmarks.learning.classes --smoke                           # seconds: whether it runs
+    python -m benchmarks.learning.classes --folder runs --model path.gguf          # every row that is not there yet
+    python -m benchmarks.learning.classes team alone --folder runs --model path.gguf
+    python -m benchmarks.learning.classes --show --folder runs --model path.gguf   # what is there
+    python -m benchmarks.learning.classes --smoke                                  # seconds: whether it runs
 
-Of the team, each agent writes some methods of a class; the single agent writes all. Everybody answers once, greedily,
-to the prompts of recipes/class_completion. Agents of a team answer at the same time, so one waits for the longer
-answer. What a greedy policy writes within a limit is the beginning of its longest answer: every answer is cut at each
-limit and scored again. Intervals (95 %) of the differences are Student's, over classes.
+A row is a policy, which answers to the 42 classes of ClassEval that no training uses. Of a team, each agent writes
+some methods of a class; the single agent writes all. `whole_team` and `whole_alone` see the whole skeleton of a class,
+`team` and `alone` the prompts of recipes/class_completion/prompts.py. `team_trained` is the team after
+`magrpo_classeval_coder`, and `alone_trained` the agent after `grpo_classeval_coder`.
+
+Everybody answers once, greedily. Agents of a team answer at the same time, so one waits for the longer answer. What a
+greedy policy writes within a limit is the beginning of its longest answer: every answer is cut at each limit and
+scored again. Intervals (95 %) of the differences are Student's, over classes.
 """
 
 import argparse
@@ -19,61 +25,88 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.learning.coder import difference_of, episodes_of, evaluate, head_of, tokens_of
+from benchmarks.learning.coder import Rows, difference_of, episodes_of, head_of, measure, tokens_of
 from benchmarks.team_run import byte_tokenizer, machine, save_model
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 
 
-POLICIES = {"classes_team": "magrpo_classeval_config", "classes_alone": "grpo_classeval_config"}
+TASK, WHOLE = ["--task", "class_completion"], "prompt_files.methods=null"
+# Name of each row -> its configuration, its changes, and whether it is trained
+ROWS: Rows = {
+    "whole_team": ("magrpo_classeval_coder", [WHOLE, *TASK], False),
+    "whole_alone": ("grpo_classeval_coder", [WHOLE, *TASK], False),
+    "team": ("magrpo_classeval_coder", TASK, False),
+    "alone": ("grpo_classeval_coder", TASK, False),
+    "team_trained": ("magrpo_classeval_coder", TASK, True),
+    "alone_trained": ("grpo_classeval_coder", TASK, True),
+}
+COMPARED = [("whole_alone", "whole_team"), ("alone", "team"), ("team", "team_trained"), ("alone", "alone_trained")]
+COMPARED += [("whole_team", "team"), ("alone_trained", "team_trained")]
 LIMITS = (64, 96, 128, 192, 256, 384, 512)  # tokens of an answer
-METRICS = {"earned_reward": "tests of single methods", "tests_passed": "all tests", "passed": "solved"}
+METRICS = {
+    "earned_reward": "tests of single methods",
+    "tests_passed": "all tests",
+    "passed": "solved",
+    "methods_written": "methods written",
+    "overlap": "methods of others written, too",
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
-    parser.add_argument("--split", default="test", help="classes of ClassEval")
+    parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--smoke", action="store_true", help="seconds: two classes and a tiny random model")
-    parser.add_argument("--folder", type=Path, help="where the answers are kept; by default they are removed")
+    parser.add_argument("--folder", type=Path, help="where the runs go; by default they are removed")
     parser.add_argument("--output", type=Path, default=Path("classes.json"), help="where the JSON goes")
     options = parser.parse_args()
-    limits = LIMITS[:1] if options.smoke else LIMITS
+    if unknown := {*options.rows} - {*ROWS}:
+        parser.error(f"no row {unknown.pop()!r}: there are {', '.join(ROWS)}")
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"--output: there is no folder {options.output.parent}")
+    rows, split, limits = ROWS, "test[50:]", LIMITS
     with tempfile.TemporaryDirectory() as temporary, Sandbox() as sandbox:
         folder = options.folder or Path(temporary)
         if options.smoke:
             save_model(folder / "model", hidden_size=64, num_layers=1)
-            byte_tokenizer().save_pretrained(folder / "model")
-            options.model, options.split = str(folder / "model"), "test[2:4]"
-        items = load_class_dataset("classeval", options.split, sandbox).to_list()
-        for name, config in POLICIES.items():
-            if not (folder / name / "evaluation.json").is_file():
-                evaluate(options.model, changes_of(config, options), limits[-1], folder / name)
-        episodes = {name: episodes_of(folder / name) for name in POLICIES}
+            tokenizer = byte_tokenizer()
+            tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
+            tokenizer.save_pretrained(folder / "model")
+            options.model, split, limits = str(folder / "model"), "test[2:4]", (4,)
+            rows = {
+                name: (config, [f"dataset.eval_split={split}", *changes], trained)
+                for name, (config, changes, trained) in ROWS.items()
+            }
+            options.rows = ["team", "alone"]
+        options.tokens = limits[-1]
+        for row in () if options.show else options.rows:
+            measure(row, rows, options, folder)
+        items = load_class_dataset("classeval", split, sandbox).to_list()
+        episodes = {row: found for row in ROWS if (found := episodes_of(folder / row))}
         tokenizer = AutoTokenizer.from_pretrained(converted(options.model, weights=False))
         found = {
-            name: [scored(items, episodes[name], tokenizer, limit, sandbox) for limit in limits] for name in POLICIES
+            row: [scored(items, episodes[row], tokenizer, limit, sandbox) for limit in limits] for row in episodes
         }
-    waits = {name: tokens_of(episodes[name]).mean() for name in POLICIES}
-    numbers: dict[str, Any] = {"machine": machine(), "classes": len(items), "waited for": waits}
+    numbers: dict[str, Any] = {"machine": machine(), "classes": len(items)}
     for metric, title in METRICS.items():
         print("", *head_of(f"{title}, {len(items)} classes", *[f"{limit} tokens" for limit in limits]), sep="\n")
-        for name in POLICIES:
-            numbers[f"{name}, {title}"] = means = [scores[metric].mean() for scores in found[name]]
-            print(f"| `{name}` | {' | '.join(f'{mean:.2f}' for mean in means)} |")
-        pairs = zip(*found.values(), strict=True)
-        print(f"| difference | {' | '.join(difference_of(team[metric], alone[metric]) for team, alone in pairs)} |")
-    for name, wait in waits.items():
-        print(f"{name}: one waits for {wait:.0f} tokens")
+        for row, scores in found.items():
+            numbers[f"{row}, {title}"] = means = [score[metric].mean() for score in scores]
+            print(f"| `{row}` | {' | '.join(f'{mean:.2f}' for mean in means)} |")
+        for before, after in COMPARED:
+            if before in found and after in found:
+                pairs = zip(found[after], found[before], strict=True)
+                print(
+                    f"| `{after}` - `{before}` | {' | '.join(difference_of(x[metric], y[metric]) for x, y in pairs)} |"
+                )
+    for row in episodes:
+        numbers[f"{row}, waited for"] = wait = tokens_of(episodes[row]).mean()
+        print(f"{row}: one waits for {wait:.0f} tokens")
     options.output.write_text(json.dumps(numbers, indent=2) + "\n")
-
-
-def changes_of(config: str, options: argparse.Namespace) -> list[str]:
-    """Returns the arguments that choose a configuration, with the model and the classes."""
-    changes = [f"agent_model.name={options.model}", f"dataset.eval_split={options.split}"]
-    changes.append(f"{config.split('_')[0]}.num_turns=1")
-    return ["--task", "class_completion", "--config", config, "--override", *changes]
 
 
 def scored(

@@ -46,6 +46,7 @@ from trl_multiagent.runs.run import run_recipe
 
 
 # Name of each row -> its configuration, its changes, and whether it is trained, or the row whose team answers
+Rows = dict[str, tuple[str, list[str], bool | str]]
 FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
@@ -54,7 +55,7 @@ AFTER_SMALL = ["peft=null", f"agent_model.name={RUNS}/small_trained/run", "magrp
 AFTER_SMALL += ["magrpo.max_steps=10", "magrpo.per_device_train_batch_size=8"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
-ROWS: dict[str, tuple[str, list[str], bool | str]] = {
+ROWS: Rows = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
     "small_trained": ("magrpo_demo_coder", FIRST, True),
     "small_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2"], True),
@@ -156,7 +157,7 @@ def main() -> None:
             options.rows = ["small_untrained", "small_trained"]
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
-            measure(row, options, folder)
+            measure(row, ROWS, options, folder)
         found = {row: episodes_of(folder / row) for row in ROWS}
         for line in [*table(found, folder), "", *chains(found), "", *differences(found)]:
             print(line)
@@ -168,9 +169,9 @@ def main() -> None:
     options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
 
 
-def measure(row: str, options: argparse.Namespace, folder: Path) -> None:
+def measure(row: str, rows: Rows, options: argparse.Namespace, folder: Path) -> None:
     """Trains and evaluates a row, as far as it is not there."""
-    config, changes, trained = ROWS[row]
+    config, changes, trained = rows[row]
     run, section = folder / (trained if isinstance(trained, str) else row) / "run", config.split("_")[0]
     if (folder / row / "evaluation.json").is_file():
         return

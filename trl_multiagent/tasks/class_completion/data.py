@@ -36,6 +36,7 @@ from trl_multiagent.tasks.class_completion.environment import (
     KINDS,
     MODES,
     ClassCompletionEnvironment,
+    ClassPrompts,
     divide,
     first_prompt,
 )
@@ -221,6 +222,7 @@ def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
         kind=settings.sections["reward"].kind,
         mode=settings.sections["external"].mode,
         make_prompt=demo_prompt if dataset.name == DEMO else first_prompt,
+        prompt_files=settings.sections["prompt_files"],
         sandbox=settings.sections["sandbox"].make_checked_sandbox(),
         keep_suspicious=settings.run_folder / "suspicious_programs",
     )
@@ -240,5 +242,11 @@ TASK = Task(
     make_environment,
     load_datasets,
     models={DEMO: ImitationModel("demo-classes", demonstrate, 700).path},
-    settings={"dataset": ClassDataset, "external": External, "reward": Reward, "sandbox": SandboxSettings},
+    settings={
+        "dataset": ClassDataset,
+        "external": External,
+        "prompt_files": ClassPrompts,
+        "reward": Reward,
+        "sandbox": SandboxSettings,
+    },
 )

@@ -26,7 +26,9 @@ from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, all_tables, 
 from trl_multiagent.code.extraction import read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
-from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
+from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt, Prompts
+from trl_multiagent.environments.prompt_files import PromptFiles
+from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
@@ -46,6 +48,15 @@ DECORATORS = ("staticmethod", "classmethod", "property")  # that a helper method
 
 
 UNSEEN = "You cannot see each other's answers."
+
+
+@dataclass
+class ClassPrompts(PromptFiles):
+    """The section `prompt_files`."""
+
+    methods: str | None = setting("Template or function for an agent's first prompt: a path, or package.module:name.")
+
+    takes = {"methods": (("skeleton", "class_name", "methods"), ("item", "own", "num_agents"))}
 
 
 def first_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
@@ -180,6 +191,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
             `"plain"` for none.
         make_prompt (`Callable`, *optional*): Writes the first prompt from the item, the agent's methods and the number
             of agents.
+        prompt_files ([`ClassPrompts`], *optional*): A template or function that replaces the first prompt.
         sandbox ([`Sandbox`], *optional*): Runs the programs; by default one with default settings.
         keep_suspicious (`str` or `Path`, *optional*): Folder for the programs with a suspicious verdict. By default
             they are not stored.
@@ -200,6 +212,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         kind: str = EARNED,
         mode: str = CODE_FEEDBACK,
         make_prompt: Callable[[dict, Sequence[str], int], str] = first_prompt,
+        prompt_files: ClassPrompts | None = None,
         sandbox: Sandbox | None = None,
         keep_suspicious: str | Path | None = None,
     ):
@@ -208,6 +221,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
                 raise ValueError(f"`{name}` is {value!r}; it must be one of {', '.join(choices)}.")
         self.roles = tuple(f"agent_{k}" for k in range(num_agents))
         self.division, self.kind, self.mode, self.make_prompt = division, kind, mode, make_prompt
+        self.prompt_files = prompt_files or ClassPrompts()
         super().__init__(sandbox, keep_suspicious)
         shares = dict.fromkeys(("passed", "methods_written", "tests_passed", "overlap"), (0.0, 1.0))
         rewards = {f"{name}_reward": RANGES[name] for name in KINDS}
@@ -219,6 +233,7 @@ class ClassCompletionEnvironment(ProgramEnvironment):
 
     def resume_settings(self) -> dict[str, Any]:
         own = {"division": self.division, "kind": self.kind, "mode": self.mode}
+        own["prompt_files"] = self.prompt_files.saved()
         return {"reward_version": REWARD_VERSION, **own, **super().resume_settings()}
 
     def methods_of(self, item: dict) -> list[list[str]]:
@@ -228,9 +243,16 @@ class ClassCompletionEnvironment(ProgramEnvironment):
     def prompts(self, item: dict, history: History) -> Prompts:
         division = dict(zip(self.roles, self.methods_of(item), strict=True))
         if not history:
-            return {role: self.make_prompt(item, own, len(self.roles)) for role, own in division.items()}
+            return {role: self._first_prompt(item, own) for role, own in division.items()}
         text = describe_result(item, *history[-1].outcome.info) if self.mode == CODE_FEEDBACK else ""
         return {role: feedback_prompt(text, own) for role, own in division.items()}
+
+    def _first_prompt(self, item: dict, own: list[str]) -> Prompt:
+        own_prompt = self.prompt_files.prompts.get("methods")
+        if own_prompt is None:
+            return self.make_prompt(item, own, len(self.roles))
+        fields = {name: item[name] for name in ("skeleton", "class_name")}
+        return own_prompt.make(fields | {"methods": ", ".join(own)}, item, own, len(self.roles))
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
         """
