@@ -24,7 +24,7 @@ TABLES = {
     "engine.parts": "sampling, ",
     "engine.policies": "workflow, tree of 4 turns: ",
     "learning.actor_critic": "demo, ",
-    "learning.classes": "| `classes_team` |",
+    "learning.classes": "| `team` |",
     "learning.coder": "| `untrained` |",
     "learning.evaluation": "team minus control",
     "learning.families": "bug_fixing, ",

@@ -10,11 +10,12 @@ from write_classes import CONSTANTS, constant, find_tests, make_item, single_pro
 
 from trl_multiagent import cli
 from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.configs.recipes.class_completion import prompts
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.tasks.class_completion.data import WAYS, demo_items, demo_prompt, demonstrate, write_method
-from trl_multiagent.tasks.class_completion.environment import divide, merge, passed_by, read_class
+from trl_multiagent.tasks.class_completion.environment import ClassPrompts, divide, merge, passed_by, read_class
 
 
 SOLUTION = """import math
@@ -255,6 +256,64 @@ def test_feedback_reaches_the_agents_and_comes_from_other_tests(item, sandbox):
         assert "TestPush" not in prompt and "TestHalf" not in prompt
     plain = ClassCompletionEnvironment(mode="plain", sandbox=sandbox).prompts(item, [Turn(first, action, outcome)])
     assert "IndexError" not in plain["agent_0"] and "Your methods: push, half" in plain["agent_0"]
+
+
+OWN_PROMPT = "trl_multiagent.configs.recipes.class_completion.prompts:methods"
+TOLD = """\
+A stack's methods.
+
+import math
+
+class Stack:
+
+    def __init__(self):
+        self.items = []
+
+Methods that are already there:
+- pop(self): Takes off the top.
+
+Methods to write:
+- push(self, x): Puts x on top, and returns the new size.
+- static half(n): Half of n, rounded down.
+
+Write only push and half. Code only."""
+
+
+def test_prompts_for_small_models_tell_the_class_in_prose(item):
+    environment = ClassCompletionEnvironment(prompt_files=ClassPrompts(methods=OWN_PROMPT))
+    assert environment.resume_settings()["prompt_files"] == {"methods": OWN_PROMPT}
+    assert environment.methods_of(item) == [["push", "half"], ["pop"]]
+    first, second = environment.prompts(item, ()).values()
+    assert first[:-1] == second[:-1] and [message["role"] for message in first] == ["user", "assistant"] * 2 + ["user"]
+    assert first[-1]["content"] == TOLD
+    assert second[-1]["content"].endswith("- pop(self): Takes off the top.\n\nWrite only pop. Code only.")
+
+
+def test_a_template_replaces_the_first_prompt(item):
+    environment = ClassCompletionEnvironment(prompt_files=ClassPrompts(methods="{class_name}: {methods}\n{skeleton}"))
+    assert environment.prompts(item, ())["agent_0"] == f"Stack: push, half\n{item['skeleton']}"
+    with pytest.raises(ValueError, match=r"`prompt_files.methods` has the field {prompt}.*{skeleton}, {class_name}"):
+        ClassPrompts(methods="{prompt}")
+
+
+def test_the_solved_classes_are_right_and_not_among_the_items():
+    names = set(load_class_dataset("classeval")["class_name"])
+    tried = []
+    for skeleton, own, answer in prompts.SOLVED:
+        (owner,) = [name for name in ("Basket", "Thermometer") if f"class {name}:" in skeleton]
+        division = [[*own], []]
+        example = {"skeleton": skeleton, "class_name": owner, "imports": ""}
+        defined = {}
+        exec(merge(example, [read_class(answer, owner), read_class("", owner)], division), defined)
+        assert owner not in names
+        tried.append(defined[owner])
+    basket = tried[0]()
+    basket.add("plum", 2)
+    basket.add("fig")
+    basket.add("plum")
+    assert basket.fruits == {"plum": 3, "fig": 1} and basket.kinds() == ["fig", "plum"]
+    tried[1].to_fahrenheit = staticmethod(lambda value: value * 9 / 5 + 32)
+    assert tried[1]([20, 30, 10]).warmest() == 86 and tried[1]([]).warmest() is None
 
 
 def test_one_agent_or_three(item, sandbox):
