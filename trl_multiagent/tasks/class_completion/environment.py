@@ -233,8 +233,8 @@ class ClassCompletionEnvironment(ProgramEnvironment):
 
     def resume_settings(self) -> dict[str, Any]:
         own = {"division": self.division, "kind": self.kind, "mode": self.mode}
-        own["prompt_files"] = self.prompt_files.saved()
-        return {"reward_version": REWARD_VERSION, **own, **super().resume_settings()}
+        prompts = {"prompt_files": self.prompt_files.saved()}
+        return {"reward_version": REWARD_VERSION, **own, **prompts, **super().resume_settings()}
 
     def methods_of(self, item: dict) -> list[list[str]]:
         """Returns the names of each agent's methods, in the order of the roles."""

@@ -264,7 +264,10 @@ class Observer:
         """Adds the metrics of one optimizer step to the next log entry."""
         trainer, seconds = self.trainer, self.seconds
         metrics = trainer._metrics["train"]
-        sums = trainer.accelerator.reduce({name: x.float() for name, x in self.sums.items()}, "sum")
+        # In one reduction, and one copy to the CPU
+        tensors = [x.detach().float().flatten() for x in self.sums.values()]
+        totals = trainer.accelerator.reduce(torch.cat(tensors), "sum").cpu().split([*map(len, tensors)])
+        sums = dict(zip(self.sums, totals, strict=True))
         for (name, metric), total in sums.items():
             prefix = f"agents/{name}" if name in trainer.team.roles else name
             if metric == "loss":
