@@ -294,6 +294,7 @@ def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_an
     teams = [f"magrpo_{name}_coder" for name in ("mbpp", "he", "che", "demo")]
     asked |= dict.fromkeys([*teams, "iac_demo_coder"], "prompt_files.aux")
     asked |= dict.fromkeys(["grpo_mbpp_coder", "grpo_demo_coder"], "prompt_files.main")
+    asked |= dict.fromkeys(["magrpo_classeval_coder", "grpo_classeval_coder"], "prompt_files.methods")
     families = ("block_building", "bug_fixing", "class_completion", "writing")
     for path in CONFIGS.glob(RECIPES):
         written, family = read_yaml(str(path)), path.parts[-3]
