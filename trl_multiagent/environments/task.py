@@ -88,6 +88,12 @@ class ModelBuilder:
     build: Callable[[TaskSettings], str]
 
 
+def load_datasets(settings: TaskSettings) -> Datasets:
+    """Loads the training set and, if there is an `eval_split`, the evaluation set, with `load` of the section."""
+    rows = settings.sections["dataset"]
+    return rows.load_splits(rows.load)
+
+
 @dataclass(frozen=True)
 class Task:
     """

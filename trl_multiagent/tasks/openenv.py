@@ -10,10 +10,10 @@ from typing import Any
 from pydantic_core import from_json
 
 from trl_multiagent.endpoints import MAX_BODY, check_url
-from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
-from trl_multiagent.tasks.seeded import Seeds, check_package, load_datasets
+from trl_multiagent.tasks.seeded import Seeds, check_package
 
 
 TOOLS = ("Action", "CallToolAction", "ListToolsAction")  # titles of the actions of a server with tools

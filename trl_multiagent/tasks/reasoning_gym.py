@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.environments.dataset_rows import Dataset, Datasets
-from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.environments.workflow import Agents, OutOfTurns, WorkflowEnvironment
-from trl_multiagent.tasks.seeded import OwnDraws, Seeds, check_package, load_datasets
+from trl_multiagent.tasks.seeded import OwnDraws, Seeds, check_package
 
 
 ROLES = ("solver", "checker")

@@ -1,4 +1,4 @@
-"""What tasks share, mostly those of other packages: items that are seeds, and random numbers of their own."""
+"""What tasks of other packages share: items that are seeds, and random numbers of their own."""
 
 import importlib.util
 import random
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from trl_multiagent.console import install_command
-from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
+from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
 from trl_multiagent.environments.embedded import read_split
-from trl_multiagent.environments.task import DatasetSource, TaskSettings, setting
+from trl_multiagent.environments.task import DatasetSource, setting
 
 
 SIZES = {"train": 2048, "test": 256}
@@ -58,12 +58,6 @@ class Seeds(DatasetSource):
         seeds = {(part, k): random.Random(f"{part} {self.seed} {k}").getrandbits(31) for part, k in chosen}
         rows = [{"item_id": f"{part}/{k}", **self.row(seed)} for (part, k), seed in seeds.items()]
         return make_dataset(rows, "the generated items")
-
-
-def load_datasets(settings: TaskSettings) -> Datasets:
-    """Loads the training set and, if there is an `eval_split`, the evaluation set, with `load` of the section."""
-    rows = settings.sections["dataset"]
-    return rows.load_splits(rows.load)
 
 
 def check_package(name: str, extra: str) -> None:

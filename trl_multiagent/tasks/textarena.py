@@ -4,10 +4,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
-from trl_multiagent.tasks.seeded import OwnDraws, Seeds, check_package, load_datasets
+from trl_multiagent.tasks.seeded import OwnDraws, Seeds, check_package
 
 
 @dataclass

@@ -17,7 +17,7 @@ from trl_multiagent.environments.dataset_rows import (
     select_rows,
 )
 from trl_multiagent.environments.embedded import generated_rows, read_data
-from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
+from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, load_datasets, setting
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.block_building.environment import (
     ANY,
@@ -28,7 +28,6 @@ from trl_multiagent.tasks.block_building.environment import (
     BlockBuildingEnvironment,
     read_target,
 )
-from trl_multiagent.tasks.seeded import load_datasets
 
 
 DEMO = "demo"

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, check_fields, make_dataset
 from trl_multiagent.environments.embedded import generated_rows, read_data
-from trl_multiagent.environments.task import Task, TaskSettings, setting
+from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
 from trl_multiagent.environments.yaml_task import Rows
 from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.seeded import load_datasets
 from trl_multiagent.tasks.writing.environment import (
     DETAIL,
     REWARDS,
