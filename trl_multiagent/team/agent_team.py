@@ -227,16 +227,7 @@ class AgentTeam(nn.Module):
         """
         from trl_multiagent.models.packaged import load_as_published
 
-        for argument, advice in ADVICE.items():
-            if argument in model_init_kwargs:
-                raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
-        for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
-            if config is not None:
-                check_adapter_config("an agent", config)
-        if reasoning is not None:
-            check_reasoning("`reasoning`", reasoning)
-        if chat_template_kwargs is not None:
-            check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
+        check_loading(peft_config, reasoning, chat_template_kwargs, model_init_kwargs)
         if isinstance(name, Mapping):
             roles = roles or list(name)
             if {*roles} != name.keys():
@@ -826,6 +817,20 @@ def rows_of(item: dict | str | Iterable[dict | str], num_turns: int | None) -> t
     if are_texts and num_turns not in (None, 1):
         raise ValueError("Several turns need feedback, and that needs a whole item: give a row of the dataset.")
     return [{"prompt": x} if isinstance(x, str) else dict(x) for x in items], are_texts
+
+
+def check_loading(peft_config: Any, reasoning: Any, chat_template_kwargs: Any, others: dict[str, Any]) -> None:
+    """Raises an error for arguments of [`~AgentTeam.from_pretrained`] that are wrong whatever is loaded."""
+    for argument, advice in ADVICE.items():
+        if argument in others:
+            raise TypeError(f"`from_pretrained` takes no `{argument}`: {advice}.")
+    for config in peft_config.values() if isinstance(peft_config, Mapping) else [peft_config]:
+        if config is not None:
+            check_adapter_config("an agent", config)
+    if reasoning is not None:
+        check_reasoning("`reasoning`", reasoning)
+    if chat_template_kwargs is not None:
+        check_template_kwargs("`chat_template_kwargs`", chat_template_kwargs)
 
 
 def check_agent_names(roles: Sequence[str]) -> tuple[str, ...]:
