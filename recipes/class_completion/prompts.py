@@ -11,9 +11,10 @@ prose. Two classes of which others have written their methods come before it, as
 import ast
 
 
-# Of each class: the skeleton, the methods to write, and the answer
+# Of each class: its name and skeleton, the methods to write, and the answer
 SOLVED = (
     (
+        "Basket",
         '''
 class Basket:
     """Holds fruits and how many there are of each."""
@@ -50,6 +51,7 @@ def kinds(self):
     return sorted(self.fruits)""",
     ),
     (
+        "Thermometer",
         '''
 class Thermometer:
     """Keeps temperatures in degrees Celsius."""
@@ -80,15 +82,15 @@ def warmest(self):
 def methods(item, own, num_agents):
     """Returns the first messages of an agent that writes some methods of a class."""
     messages = []
-    for skeleton, solved, answer in SOLVED:
-        messages += [question(skeleton, solved), {"role": "assistant", "content": answer}]
-    return [*messages, question(item["imports"] + "\n" + item["skeleton"], own)]
+    for name, skeleton, solved, answer in SOLVED:
+        messages += [question(name, skeleton, solved), {"role": "assistant", "content": answer}]
+    return [*messages, question(item["class_name"], f"{item['imports']}\n{item['skeleton']}", own)]
 
 
-def question(skeleton, own):
+def question(class_name, skeleton, own):
     """Returns a class, and the methods of it that are to be written, in prose."""
     tree = ast.parse(skeleton)
-    (owner,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    (owner,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     about, code, others, asked = ast.get_docstring(owner) or "", [], [], []
     for node in owner.body:
         if is_text(node):
@@ -110,8 +112,11 @@ def question(skeleton, own):
     parts = [about, ast.unparse(tree)]
     if others:
         parts.append("\n".join(["Methods that are already there:", *others]))
-    parts.append("\n".join(["Methods to write:", *asked]))
-    parts.append(f"Write only {' and '.join(own)}. Code only.")
+    if own:
+        parts.append("\n".join(["Methods to write:", *asked]))
+        parts.append(f"Write only {' and '.join(own)}. Code only.")
+    else:
+        parts.append("There is nothing to write. Answer with a single line: pass")
     return {"role": "user", "content": "\n\n".join(parts)}
 
 

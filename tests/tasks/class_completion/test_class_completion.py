@@ -287,6 +287,8 @@ def test_prompts_for_small_models_tell_the_class_in_prose(item):
     assert first[:-1] == second[:-1] and [message["role"] for message in first] == ["user", "assistant"] * 2 + ["user"]
     assert first[-1]["content"] == TOLD
     assert second[-1]["content"].endswith("- pop(self): Takes off the top.\n\nWrite only pop. Code only.")
+    idle = prompts.methods({**item, "skeleton": f"class Other:\n    pass\n\n{item['skeleton']}"}, [], 3)[-1]["content"]
+    assert "class Other:" in idle and idle.endswith("Answer with a single line: pass")
 
 
 def test_a_template_replaces_the_first_prompt(item):
@@ -299,8 +301,7 @@ def test_a_template_replaces_the_first_prompt(item):
 def test_the_solved_classes_are_right_and_not_among_the_items():
     names = set(load_class_dataset("classeval")["class_name"])
     tried = []
-    for skeleton, own, answer in prompts.SOLVED:
-        (owner,) = [name for name in ("Basket", "Thermometer") if f"class {name}:" in skeleton]
+    for owner, skeleton, own, answer in prompts.SOLVED:
         division = [[*own], []]
         example = {"skeleton": skeleton, "class_name": owner, "imports": ""}
         defined = {}
