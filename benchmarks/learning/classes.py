@@ -25,8 +25,17 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from benchmarks.learning.coder import Rows, difference_of, episodes_of, head_of, measure, tokens_of
-from benchmarks.team_run import byte_tokenizer, machine, save_model
+from benchmarks.learning.coder import (
+    Rows,
+    chat_model,
+    difference_of,
+    episodes_of,
+    head_of,
+    measure,
+    parse_rows,
+    tokens_of,
+)
+from benchmarks.team_run import machine
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.gguf import converted
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
@@ -56,27 +65,12 @@ METRICS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
-    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
-    parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
-    parser.add_argument("--show", action="store_true", help="measure nothing")
-    parser.add_argument("--smoke", action="store_true", help="seconds: two classes and a tiny random model")
-    parser.add_argument("--folder", type=Path, help="where the runs go; by default they are removed")
-    parser.add_argument("--output", type=Path, default=Path("classes.json"), help="where the JSON goes")
-    options = parser.parse_args()
-    if unknown := {*options.rows} - {*ROWS}:
-        parser.error(f"no row {unknown.pop()!r}: there are {', '.join(ROWS)}")
-    if not options.output.absolute().parent.is_dir():
-        parser.error(f"--output: there is no folder {options.output.parent}")
+    options = parse_rows(parser, ROWS, "classes.json")
     rows, split, limits = ROWS, "test[50:]", LIMITS
     with tempfile.TemporaryDirectory() as temporary, Sandbox() as sandbox:
         folder = options.folder or Path(temporary)
         if options.smoke:
-            save_model(folder / "model", hidden_size=64, num_layers=1)
-            tokenizer = byte_tokenizer()
-            tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
-            tokenizer.save_pretrained(folder / "model")
-            options.model, split, limits = str(folder / "model"), "test[2:4]", (4,)
+            options.model, split, limits = chat_model(folder / "model"), "test[2:4]", (4,)
             rows = {
                 name: (config, [f"dataset.eval_split={split}", *changes], trained)
                 for name, (config, changes, trained) in ROWS.items()

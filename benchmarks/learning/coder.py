@@ -132,28 +132,13 @@ METRICS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("rows", nargs="*", metavar="ROW", default=[*ROWS], help=f"rows: {', '.join(ROWS)}")
-    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
-    parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
     parser.add_argument("--tokens", type=int, help="longest answer of an evaluation (default: as in training)")
-    parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--answers", type=int, default=0, help="answers to show, before and after the training")
-    parser.add_argument("--smoke", action="store_true", help="seconds: one step of a tiny random model")
-    parser.add_argument("--folder", type=Path, help="where the runs go; by default they are removed")
-    parser.add_argument("--output", type=Path, default=Path("coder.json"), help="where the JSON goes")
-    options = parser.parse_args()
-    if unknown := {*options.rows} - {*ROWS}:
-        parser.error(f"no row {unknown.pop()!r}: there are {', '.join(ROWS)}")
-    if not options.output.absolute().parent.is_dir():
-        parser.error(f"--output: there is no folder {options.output.parent}")
+    options = parse_rows(parser, ROWS, "coder.json")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         if options.smoke:
-            save_model(folder / "model", hidden_size=64, num_layers=1)
-            tokenizer = byte_tokenizer()
-            tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
-            tokenizer.save_pretrained(folder / "model")
-            options.model, options.tokens = str(folder / "model"), 4
+            options.model, options.tokens = chat_model(folder / "model"), 4
             options.rows = ["small_untrained", "small_trained"]
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
@@ -167,6 +152,32 @@ def main() -> None:
                 print("\n".join(["", before["id"], *answers("before", before), *answers("after", after)]))
         numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
     options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
+
+
+def parse_rows(parser: argparse.ArgumentParser, rows: Rows, output: str) -> argparse.Namespace:
+    """Reads the arguments of a benchmark with rows: those that all such benchmarks have, and its own."""
+    parser.add_argument("rows", nargs="*", metavar="ROW", default=[*rows], help=f"rows: {', '.join(rows)}")
+    parser.add_argument("--model", default="Qwen/Qwen2.5-Coder-0.5B-Instruct", help="its name, folder or GGUF file")
+    parser.add_argument("--arguments", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the trainers")
+    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--smoke", action="store_true", help="seconds: a tiny random model")
+    parser.add_argument("--folder", type=Path, help="where the runs go; by default they are removed")
+    parser.add_argument("--output", type=Path, default=Path(output), help="where the JSON goes")
+    options = parser.parse_args()
+    if unknown := {*options.rows} - {*rows}:
+        parser.error(f"no row {unknown.pop()!r}: there are {', '.join(rows)}")
+    if not options.output.absolute().parent.is_dir():
+        parser.error(f"--output: there is no folder {options.output.parent}")
+    return options
+
+
+def chat_model(folder: Path) -> str:
+    """Saves a tiny random model that takes chats, and returns its folder."""
+    save_model(folder, hidden_size=64, num_layers=1)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}<eos>{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def measure(row: str, rows: Rows, options: argparse.Namespace, folder: Path) -> None:
