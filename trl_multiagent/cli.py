@@ -24,20 +24,6 @@ from trl_multiagent.jobs.signals import COMMAND_VARIABLE, end_with_parent, leavi
 from trl_multiagent.settings.algorithms import ALGORITHMS
 
 
-# The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
-TASKS = {
-    "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
-    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
-    "block_building": "trl_multiagent.tasks.block_building:TASK",
-    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
-    "writing": "trl_multiagent.tasks.writing:TASK",
-    "needed": "trl_multiagent.tasks.needed:TASK",
-    "functions": "trl_multiagent.environments.yaml_task:TASK",
-    "textarena": "trl_multiagent.tasks.textarena:TASK",
-    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
-    "openenv": "trl_multiagent.tasks.openenv:TASK",
-}
-
 # `accelerate launch` waits so long after Ctrl-C or SIGTERM for several processes to end their step
 SECONDS_TO_END = "3600"
 
@@ -227,7 +213,7 @@ def plan(config: str, gpu: str, num_gpus: int, zero: int, rest: Sequence[str]) -
 
     prog = "trl-multiagent plan"
     with end_on_wrong_input(prog):
-        settings = read_plan(TASKS, config, rest, prog)
+        settings = read_plan(config, rest, prog)
     from trl_multiagent.runs.plan import print_memory_plan
 
     print_memory_plan(settings, zero, num_gpus, gpu)
@@ -240,7 +226,7 @@ def reproduce(
     from trl_multiagent.runs.seeds import run_experiment
 
     os.environ.setdefault(*SAFE_PATH)
-    sys.exit(run_experiment(name, TASKS, seeds or [0, 1, 2], jobs, output_dir, rest))
+    sys.exit(run_experiment(name, seeds or [0, 1, 2], jobs, output_dir, rest))
 
 
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -249,18 +235,18 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
 
     prog = f"trl-multiagent train {algorithm}"
     if options is None:
-        return run_recipe(algorithm, TASKS, argv, prog=prog)
+        return run_recipe(algorithm, None, argv, prog=prog)
     if options.seeds:
         from trl_multiagent.runs.seeds import print_results, train_with_seeds
 
         given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
         flags = [f"--{name}={value}" for name, value in given.items() if value]
         os.environ.setdefault(*SAFE_PATH)
-        status, runs = train_with_seeds(algorithm, TASKS, argv, prog, options.seeds, options.jobs, flags)
+        status, runs = train_with_seeds(algorithm, argv, prog, options.seeds, options.jobs, flags)
         if status or "--dry_run" in argv:
             sys.exit(status)
         return print_results(runs)
-    launch(["run", algorithm, *argv], partial(read_settings, algorithm, TASKS, argv, prog), prog, options)
+    launch(["run", algorithm, *argv], partial(read_settings, algorithm, None, argv, prog), prog, options)
 
 
 def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
@@ -270,8 +256,8 @@ def collect(argv: Sequence[str], options: argparse.Namespace | None) -> None:
 
     prog = "trl-multiagent collect"
     if options is None:
-        return run_collection(TASKS, argv, prog=prog)
-    launch(["collect", *argv], partial(read_settings, "madpo", TASKS, argv, prog), prog, options)
+        return run_collection(None, argv, prog=prog)
+    launch(["collect", *argv], partial(read_settings, "madpo", None, argv, prog), prog, options)
 
 
 def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | None, seats: Sequence[str] = ()) -> None:
@@ -280,7 +266,7 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
     from trl_multiagent.runs.run import end_on_wrong_input
 
     prog, cross_play = f"trl-multiagent {command}", command == "cross-play"
-    check = partial(parse_evaluation, TASKS, argv, prog, cross_play)
+    check = partial(parse_evaluation, None, argv, prog, cross_play)
     if options:
         return launch([command, *argv], check, prog, options)
     with end_on_wrong_input(prog):
@@ -288,10 +274,10 @@ def evaluate(command: str, argv: Sequence[str], options: argparse.Namespace | No
     if command == "play":
         from trl_multiagent.runs.person import run_play
 
-        return run_play(TASKS, argv, seats)
+        return run_play(argv, seats)
     from trl_multiagent.runs.evaluation import run_evaluation
 
-    run_evaluation(TASKS, argv, prog, cross_play)
+    run_evaluation(None, argv, prog, cross_play)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

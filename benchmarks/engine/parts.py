@@ -63,7 +63,6 @@ from trl.trainer.utils import add_fused_lm_head, pad
 from benchmarks.comlrl.floor import forward, forward_and_backward, seconds
 from benchmarks.team_run import checksum_reward, save_model
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
-from trl_multiagent.cli import TASKS
 from trl_multiagent.configs.recipes.demo.model import demo_model
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.folders import LOG_FILE
@@ -291,7 +290,7 @@ def measure_demo(rounds: int, smoke: bool) -> list[Result]:
             save_model(Path(folder, "model"), 64, 1)
             changes += [f"agent_model.name={folder}/model", "magrpo.max_steps=2", "magrpo.items_per_device=2"]
         with contextlib.redirect_stdout(sys.stderr):
-            run_recipe("magrpo", TASKS, ["--config", "magrpo_demo", "--override", *changes], "benchmark")
+            run_recipe("magrpo", None, ["--config", "magrpo_demo", "--override", *changes], "benchmark")
         log = map(json.loads, Path(folder, "run", LOG_FILE).read_text().splitlines())
         steps = [{phase: x[f"time/{phase}"] for phase in PHASES} for x in log if "time/reward" in x]
     results: list[Result] = []

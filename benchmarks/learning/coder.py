@@ -39,7 +39,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.team_run import byte_tokenizer, machine, save_model
-from trl_multiagent.cli import TASKS
 from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
@@ -192,7 +191,7 @@ def measure(row: str, rows: Rows, options: argparse.Namespace, folder: Path) -> 
     if trained is True and not (run / "team.json").is_file():
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
-        run_recipe(section, TASKS, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "coder")
+        run_recipe(section, None, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "coder")
     evaluate(str(run) if trained else options.model, changes, options.tokens, folder / row)
 
 
@@ -200,7 +199,7 @@ def evaluate(team: str, changes: list[str], tokens: int | None, folder: Path) ->
     """Lets a team answer once, greedily, with at most so many tokens (by default, as in training)."""
     sampling = ["--num_episodes", "1", "--temperature", "0"]
     sampling += ["--max_completion_length", str(tokens)] if tokens else []
-    run_evaluation(TASKS, [team, *changes, *sampling, "--output_dir", str(folder)], "coder")
+    run_evaluation(None, [team, *changes, *sampling, "--output_dir", str(folder)], "coder")
 
 
 def episodes_of(folder: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.team_run import Clock, machine, save_model
-from trl_multiagent.cli import TASKS
 from trl_multiagent.models.packaged import smollm2
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
@@ -83,7 +82,7 @@ def measure(name: str, seed: int, model: str, folder: Path, overrides: Sequence[
     config, changes, _ = RUNS[name]
     changes = [*changes, *overrides, f"seed={seed}", f"magrpo.output_dir={run}", "magrpo.disable_tqdm=true"]
     clock = Clock()
-    run_recipe("magrpo", TASKS, ["--config", config, "--override", *changes], "benchmark")
+    run_recipe("magrpo", None, ["--config", config, "--override", *changes], "benchmark")
     facts = {"run": name, "seed": seed, "cpu_seconds": clock.facts()["cpu_seconds"]}
     untrained = folder / f"{name}_untrained"
     if not (untrained / "evaluation.json").is_file():
@@ -98,7 +97,7 @@ def measure(name: str, seed: int, model: str, folder: Path, overrides: Sequence[
 def play(teams: list[str], run: Path, folder: Path) -> None:
     """Plays the held-out items of a run, once each."""
     flags = ["--config", str(run / "config.yaml"), "--num_episodes", "1", "--output_dir", str(folder)]
-    run_evaluation(TASKS, [*teams, *flags, "--disable_tqdm"], "benchmark")
+    run_evaluation(None, [*teams, *flags, "--disable_tqdm"], "benchmark")
 
 
 def results_of(folder: Path) -> list[dict[str, dict[str, float]]]:

@@ -13,7 +13,7 @@ import yaml
 from datasets import Dataset
 from evaluated import ITEMS, TASK, LetterEnvironment, evaluate
 
-from trl_multiagent import Task, cli
+from trl_multiagent import Task
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import PipelineSampler
@@ -267,7 +267,7 @@ def test_the_file_of_a_team_does_nothing_without_consent(runs, tmp_path, monkeyp
     Path("team/strange.py").write_text(Path("strange.py").read_text())
     Path("team/config.yaml").write_text(text)
     cross_play = text == "task: strange:TASK"
-    line = refused(evaluate, "team", *["other"] * cross_play, "--dry_run", task=cli.TASKS, cross_play=cross_play)
+    line = refused(evaluate, "team", *["other"] * cross_play, "--dry_run", task=None, cross_play=cross_play)
     assert f"the team's config.yaml asks for `{STRANGE[text]}" in line and "sk-1" not in line
     assert line.endswith("pass `--config team/config.yaml` if you trust it.")
     assert not Path("ran").exists() and str(tmp_path / "team") not in sys.path
@@ -277,7 +277,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "plain", "team")
     Path("team/config.yaml").write_text(OWN)
-    evaluate("team", "--dry_run", "--k", "2", task=cli.TASKS)
+    evaluate("team", "--dry_run", "--k", "2", task=None)
     out = capsys.readouterr().out
     assert "pass@k           2\n" in out
     assert (
@@ -285,7 +285,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
     )
     Path("task.py").write_text("from evaluated import TASK\n")
     Path("team/config.yaml").write_text("task: task:TASK\ndataset: {eval_split: test}\n")
-    evaluate("team", "--config", "team/config.yaml", "--dry_run", task=cli.TASKS)
+    evaluate("team", "--config", "team/config.yaml", "--dry_run", task=None)
     assert f"{ITEMS}, with 4 episodes" in capsys.readouterr().out
 
 
@@ -303,7 +303,7 @@ def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_an
         if not path.stem.startswith("needed"):
             (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
             arguments = argparse.Namespace(config=None, task=None)
-            argv = (algorithm, cli.TASKS, str(tmp_path / "config.yaml"), arguments, USED)
+            argv = (algorithm, None, str(tmp_path / "config.yaml"), arguments, USED)
             if path.stem in asked:
                 with pytest.raises(ConfigError, match=f"asks for `{asked[path.stem]}: "):
                     safe_settings(*argv)

@@ -5,6 +5,9 @@ from pathlib import Path
 import pytest
 from scripts import RECIPES, algorithm_of, run_script
 
+from trl_multiagent.runs.run import choose_task
+from trl_multiagent.settings.read import read_yaml
+
 
 # What the plans show of the data: of the recipes of a demonstration, and of the others
 PLANS = {
@@ -39,6 +42,8 @@ def test_every_recipe_has_a_plan(config, tmp_path, monkeypatch, capsys):
     run_script(family, algorithm_of(config), "--config", config, "--dry_run")
     out = capsys.readouterr().out
     assert "Dry run" in out and "env steps" in out and PLANS[family]["demo" not in config.stem] in out
+    if config in CONFIGS:  # a peer's file does not name its family
+        assert choose_task(None, read_yaml(str(config))).make_environment.__module__.split(".")[2] == family
     if family == "writing":
         roles = [["writer"], ["background", "method"], ["summary", "detail"]]
         expected = roles[0 if config.stem.startswith(("grpo", "ac_")) else 1 if "arxiv" in config.stem else 2]

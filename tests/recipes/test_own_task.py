@@ -14,6 +14,7 @@ from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
+from trl_multiagent.tasks import writing
 
 from endpoint_server import EndpointServer, Reply
 from prepared import parse_recipe
@@ -91,10 +92,10 @@ def test_a_task_is_named_in_three_places(module, capsys, place):
 
 def test_the_task_is_saved_with_the_settings(module):
     argv = ["--task", f"{module}.TASK", "--model_name", "m", "--override", "poem.letters=xyz"]
-    recipe = parse_recipe("magrpo", cli.TASKS, argv)
+    recipe = parse_recipe("magrpo", None, argv)
     assert recipe.merged["task"] == f"{module}.TASK" and recipe.sections["poem"].letters == "xyz"
     Path("again.yaml").write_text(yaml.safe_dump(recipe.merged))
-    assert parse_recipe("magrpo", cli.TASKS, ["--config", "again.yaml"]).sections["poem"].letters == "xyz"
+    assert parse_recipe("magrpo", None, ["--config", "again.yaml"]).sections["poem"].letters == "xyz"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,11 @@ def test_a_script_has_its_task_already(module, capsys):
             "magrpo", TASK, ["--task", f"{module}:TASK", "--model_name", "demo", "--override", "dataset.name=demo"]
         )
     message = f"{exit_info.value.code} {capsys.readouterr().err}"
-    assert "trains on a task of its own" in message and "trl-multiagent train magrpo" in message
+    assert "2 " in message and "trains on a task of its own" in message and "start `trl-multiagent`" in message
+    assert parse_recipe("magrpo", writing.TASK, ["--config", "magrpo_writing_demo"]).task is writing.TASK
+    with pytest.raises(SystemExit):
+        parse_recipe("magrpo", writing.TASK, ["--task", "bug_fixing", "--model_name", "demo"])
+    assert "`task` is 'bug_fixing'" in capsys.readouterr().err
 
 
 # Functions
@@ -169,7 +174,7 @@ def test_a_script_has_its_task_already(module, capsys):
 
 def test_three_roles_and_an_async_judge_train_from_one_file(config, script, forked, tmp_path):
     path = config({"transition": "{module}.following", "magrpo": {"output_dir": "run", "num_turns": 2}})
-    assert parse_recipe("magrpo", cli.TASKS, ["--config", path]).num_agents == 3
+    assert parse_recipe("magrpo", None, ["--config", path]).num_agents == 3
     done = forked.run(script, "run", "magrpo", "--config", path, *SMALL, cwd=tmp_path)
     assert done.codes == [0], done.stderr[-3000:]
     log = (tmp_path / "run" / "log.jsonl").read_text()
@@ -182,7 +187,7 @@ def test_forms_of_the_functions(config, module, capsys):
     prompts = {"poet": chat, "critic": "{topic}"}
     functions = {"prompts": prompts, "reward_funcs": f"{module}.short", "reward_weights": [2]}
     path = config({"task": "functions", "functions": functions, "prompts": None, "reward_funcs": None})
-    recipe = parse_recipe("magrpo", cli.TASKS, ["--config", path])
+    recipe = parse_recipe("magrpo", None, ["--config", path])
     environment = recipe.make_environment()
     assert recipe.num_agents == 2 and environment.reward_weights == [2]
     assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."

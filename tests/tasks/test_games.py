@@ -171,7 +171,7 @@ def test_a_seat_plays_against_the_trained_player(games):
 def recipe(tmp_path, **settings):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"agent_model": {"name": "m"}, **settings}))
-    return parse_recipe("magrpo", cli.TASKS, ["--config", str(path)])
+    return parse_recipe("magrpo", None, ["--config", str(path)])
 
 
 def settings_of(recipe):

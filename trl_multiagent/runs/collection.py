@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
+from trl_multiagent.environments.task import Task
 from trl_multiagent.jobs.signals import end_on_signal
-from trl_multiagent.runs.run import Tasks, end_on_wrong_input, end_with_one_line, read_settings
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line, read_settings
 from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError
 
@@ -29,7 +30,7 @@ FOLDER = "preferences"  # in the folder of the run, unless `preference_dataset` 
 
 
 @shows_task
-def run_collection(task: Tasks, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_collection(task: Task | None, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Collects preferences, or prints their cost if `--dry_run` is given. An interrupted collection is resumed. For the
     arguments, see [`~trl_multiagent.runs.run.run_recipe`].

@@ -21,7 +21,7 @@ from transformers import SchedulerType, TrainerCallback, TrainerControl, Trainer
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
-from trl_multiagent.environments.task import TaskSettings
+from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.evaluation.play import play_policy
 from trl_multiagent.evaluation.players import CUT, SHUFFLED, LoadedTeam, MessageAblation, MixedTeam, Policy
 from trl_multiagent.evaluation.statistics import compute_result
@@ -44,7 +44,7 @@ from trl_multiagent.runs.prepared import (
     prepare_training,
     start_logging,
 )
-from trl_multiagent.runs.run import Tasks, algorithm_of, end_on_wrong_input, end_with_one_line, settings_of
+from trl_multiagent.runs.run import algorithm_of, end_on_wrong_input, end_with_one_line, settings_of
 from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_models
@@ -61,7 +61,7 @@ MOST_STEPS = 4  # limit as a multiple of these steps, if the learning rate does 
 
 @shows_task
 def run_evaluation(
-    task: Tasks,
+    task: Task | None,
     argv: Sequence[str] | None = None,
     prog: str | None = None,
     cross_play: bool = False,
@@ -476,7 +476,7 @@ class Control:
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
-def make_controls(evaluation: Evaluation, kind: str, task: Tasks) -> dict[str, Control]:
+def make_controls(evaluation: Evaluation, kind: str, task: Task | None) -> dict[str, Control]:
     """
     Makes the controls of the teams that the settings ask for, by the names of the teams. Raises `ConfigError` if one
     is impossible.

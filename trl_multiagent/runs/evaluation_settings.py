@@ -18,7 +18,7 @@ from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, Evaluat
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
-from trl_multiagent.runs.run import Tasks, algorithm_of, choose_task, settings_of
+from trl_multiagent.runs.run import TASKS, algorithm_of, choose_task, settings_of
 from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import (
     RECIPES,
@@ -152,7 +152,7 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def parse_evaluation(task: Tasks, argv: Sequence[str] | None, prog: str, cross_play: bool = False) -> Evaluation:
+def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, cross_play: bool = False) -> Evaluation:
     """
     Reads and checks the settings of an evaluation, without loading a model or data; see
     [`~runs.evaluation.run_evaluation`].
@@ -167,7 +167,7 @@ def parse_evaluation(task: Tasks, argv: Sequence[str] | None, prog: str, cross_p
     configs = [find_config(text) or find_config(x) for text, x in zip(arguments.teams, locations, strict=True)]
     arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
     config = arguments.config or next(filter(None, configs), None)
-    if config is None and not (isinstance(task, Task) or arguments.dataset or arguments.override or arguments.task):
+    if config is None and not (task is not None or arguments.dataset or arguments.override or arguments.task):
         advice = "give the file of a training with --config, or the data with --dataset"
         raise ConfigError(f"{arguments.teams[0]!r} is no folder of a run that tells the task: {advice}.")
     written, given = read_yaml(config), parse_overrides(arguments.override)
@@ -216,7 +216,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
 
 def safe_settings(
     algorithm: str,
-    tasks: Tasks,
+    own: Task | None,
     config: str,
     arguments: argparse.Namespace,
     used: Sequence[str] | None = None,
@@ -227,7 +227,7 @@ def safe_settings(
 
     Args:
         algorithm (`str`): The algorithm of the run.
-        tasks (`Task` or `Mapping[str, str]`): The task, or the named tasks.
+        own (`Task`, *optional*): The program's task.
         config (`str`): Path of the team's file.
         arguments (`argparse.Namespace`): The command line.
         used (`Sequence[str]`, *optional*): Settings in the algorithm's section that count; by default all.
@@ -237,13 +237,13 @@ def safe_settings(
     """
     layer, trusted = (renamed(algorithm, [read_yaml(path)]) for path in (config, arguments.config))
     task = layer.pop("task", None)
-    is_known = isinstance(tasks, Task) or str(task) in tasks or str(task).startswith("trl_multiagent.")
+    is_known = str(task) in TASKS or str(task).startswith("trl_multiagent.")
     kept = {} if task is None else {"task": task}
     if arguments.task:
         kept["task"] = arguments.task
     elif task is not None and not is_known and trusted.get("task") != task:
         raise ConfigError(consent("task", task, config))
-    sections = known_settings(algorithm, choose_task(tasks, {**layer, **kept}, arguments.config))
+    sections = known_settings(algorithm, choose_task(own, {**layer, **kept}, arguments.config))
     texts, left_out = (names.format(algorithm=algorithm).split() for names in (TEXTS, LEFT_OUT))
     for section, body in layer.items():
         has_keys = isinstance(body, dict) and section not in UNSAFE

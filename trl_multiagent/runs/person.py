@@ -24,7 +24,7 @@ from trl_multiagent.rollout.trace import prompt_text
 from trl_multiagent.runs.evaluation import load_items, make_environment
 from trl_multiagent.runs.evaluation_settings import Evaluation, find_team, parse_evaluation
 from trl_multiagent.runs.models import make_loader
-from trl_multiagent.runs.run import Tasks, end_on_wrong_input, end_with_one_line
+from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.settings.read import ConfigError
 from trl_multiagent.team.seat import TeamSeat
 
@@ -58,14 +58,14 @@ HUMAN = "human"
 PLAYERS: dict[str, Seat] = {HUMAN: Person(), "random": FunctionSeat(random_answer)}
 
 
-def run_play(task: Tasks, argv: Sequence[str], given: Sequence[str]) -> None:
+def run_play(argv: Sequence[str], given: Sequence[str]) -> None:
     """
     Plays the items of a task with a person. `argv`: arguments as for `trl-multiagent evaluate`, with one team;
     `given`: the players of roles, each as `ROLE=human`, `ROLE=random` or `ROLE=TEAM`.
     """
     prog = "trl-multiagent play"
     with end_on_wrong_input(prog):
-        evaluation = parse_evaluation(task, argv, prog)
+        evaluation = parse_evaluation(None, argv, prog)
         environment, own = make_environment(evaluation), dict[str, Seat]()  # of roles that were not trained
         if isinstance(environment, SeatedEnvironment):
             own, environment = environment.seats, environment.task

@@ -69,11 +69,23 @@ USUAL = {
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
 
-Tasks = Task | Mapping[str, str]  # the task of a program, or the named tasks from which its user chooses
+# The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
+TASKS = {
+    "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
+    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
+    "block_building": "trl_multiagent.tasks.block_building:TASK",
+    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
+    "writing": "trl_multiagent.tasks.writing:TASK",
+    "needed": "trl_multiagent.tasks.needed:TASK",
+    "functions": "trl_multiagent.environments.yaml_task:TASK",
+    "textarena": "trl_multiagent.tasks.textarena:TASK",
+    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
+    "openenv": "trl_multiagent.tasks.openenv:TASK",
+}
 
 
 @shows_task
-def run_recipe(algorithm: str, task: Tasks, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
+def run_recipe(algorithm: str, task: Task | None, argv: Sequence[str] | None = None, prog: str | None = None) -> None:
     """
     Trains a team, or a reward model, on a task, or prints the plan of the run if `--dry_run` is given. Wrong settings
     end the program.
@@ -83,9 +95,8 @@ def run_recipe(algorithm: str, task: Tasks, argv: Sequence[str] | None = None, p
     Args:
         algorithm (`str`): Name of the algorithm's section, a key of
             [`~trl_multiagent.settings.algorithms.ALGORITHMS`].
-        task ([`~trl_multiagent.environments.task.Task`] or `Mapping[str, str]`): The task; or, if the user chooses it,
-        the named tasks, see
-            [`choose_task`].
+        task ([`~trl_multiagent.environments.task.Task`] or `None`): The task. With `None`, the settings choose one,
+            see [`choose_task`].
         argv (`list[str]`, *optional*): Arguments; by default the command line's.
         prog (`str`, *optional*): Name of the program in messages; by default the script's.
     """
@@ -141,7 +152,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
         fail(prog, f"{describe(error)}. Mend the disk or free memory, and start again.")
 
 
-def read_settings(algorithm: str, task: Tasks, argv: Sequence[str] | None, prog: str) -> Settings:
+def read_settings(algorithm: str, task: Task | None, argv: Sequence[str] | None, prog: str) -> Settings:
     """
     Reads and checks the settings of a run, see [`run_recipe`]. With `--help`, prints the help and ends the program.
     """
@@ -162,7 +173,7 @@ def read_settings(algorithm: str, task: Tasks, argv: Sequence[str] | None, prog:
     return settings
 
 
-def read_plan(tasks: Mapping[str, str], config: str, argv: Sequence[str], prog: str) -> Settings:
+def read_plan(config: str, argv: Sequence[str], prog: str) -> Settings:
     """
     Reads and checks the settings of a plan. `config`: the file, which has a section for the algorithm; `argv`: the
     other arguments of a training.
@@ -170,7 +181,7 @@ def read_plan(tasks: Mapping[str, str], config: str, argv: Sequence[str], prog: 
     algorithm = algorithm_of(read_yaml(config_file("--config", config, RECIPES))) or "magrpo"
     if ALGORITHMS[algorithm].run != ROLLOUTS:
         raise ConfigError(f"the plan is for algorithms that learn from rollouts, not for {algorithm}: use --dry_run.")
-    return read_settings(algorithm, tasks, ["--config", config, *argv, "--dry_run"], prog)
+    return read_settings(algorithm, None, ["--config", config, *argv, "--dry_run"], prog)
 
 
 def algorithm_of(written: Mapping[str, Any]) -> str | None:
@@ -180,7 +191,7 @@ def algorithm_of(written: Mapping[str, Any]) -> str | None:
 
 def settings_of(
     algorithm: str,
-    task: Tasks,
+    task: Task | None,
     layers: Sequence[Layer],
     prog: str,
     config: str | None = None,
@@ -192,36 +203,36 @@ def settings_of(
     merged = renamed(algorithm, layers)
     settings = check_settings(algorithm, choose_task(task, merged, config), merged)
     settings.prog = prog
-    name = settings.values[""].get("task")
-    if isinstance(task, Task) and name is not None:
-        advice = f"Remove it, or start `trl-multiagent train {algorithm}`"
-        raise ConfigError(f"`task` is {name!r}, but {prog} trains on a task of its own. {advice}.")
     return settings
 
 
-def choose_task(tasks: Tasks, merged: Mapping[str, Any], config: str | None = None) -> Task:
+def choose_task(own: Task | None, merged: Mapping[str, Any], config: str | None = None) -> Task:
     """
-    Finds the task of a run: `tasks` itself if it is one; else the task of the setting `task` (its module may lie
-    beside the file `config`); else a task with a section in `merged`; else the first of `tasks`. Raises `ConfigError`
-    if there is no such task.
+    Finds the task of a run: the task of the setting `task` (its module may lie beside the file `config`); else `own`,
+    the program's task; else a task with a section in `merged`; else the first of `TASKS`. Raises `ConfigError` if
+    there is no such task, or the program has another one.
     """
-    if isinstance(tasks, Task):
-        return tasks
     name = merged.get("task")
     if name is None:
-        name = next((name for name in tasks if name in merged), next(iter(tasks)))
-    if not isinstance(name, str) or (name not in tasks and not {":", "."} & set(name)):
+        if own is not None:
+            return own
+        name = next((name for name in TASKS if name in merged), next(iter(TASKS)))
+    if not isinstance(name, str) or (name not in TASKS and not {":", "."} & set(name)):
         raise ConfigError(
-            f"`task` is {name!r}, which is none of {', '.join(tasks)}; a task of your own has the form module:NAME."
+            f"`task` is {name!r}, which is none of {', '.join(TASKS)}; a task of your own has the form module:NAME."
         )
     with config_errors():
-        task = import_object("task", tasks.get(name, name), config)
+        task = import_object("task", TASKS.get(name, name), config)
     if isinstance(task, Environment):
         task = task_of(task)
     if not isinstance(task, Task):
         raise ConfigError(
             f"`task` names {name!r}, which is of type {type(task).__name__}, neither a `trl_multiagent.Task` nor an "
             "environment."
+        )
+    if own not in (None, task):
+        raise ConfigError(
+            f"`task` is {name!r}, but this program trains on a task of its own. Remove it, or start `trl-multiagent`."
         )
     return task
 

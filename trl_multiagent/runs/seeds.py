@@ -36,7 +36,6 @@ OWN_FLAGS = {"--seed": "give the seeds with --seeds", "--resume_from_checkpoint"
 
 def train_with_seeds(
     algorithm: str,
-    tasks: Mapping[str, str],
     argv: Sequence[str],
     prog: str,
     seeds: Sequence[int],
@@ -48,8 +47,7 @@ def train_with_seeds(
     checkpoint.
 
     Args:
-        algorithm (`str`), tasks (`Mapping[str, str]`), argv (`Sequence[str]`), prog (`str`): See
-            [`~trl_multiagent.runs.run.run_recipe`].
+        algorithm (`str`), argv (`Sequence[str]`), prog (`str`): See [`~trl_multiagent.runs.run.run_recipe`].
         seeds (`Sequence[int]`): The seeds. More can be added later.
         num_jobs (`int`, *optional*, defaults to `1`): Runs at the same time. The visible GPUs are divided among them.
         launch_flags (`Sequence[str]`, *optional*): Flags of `trl-multiagent train` about its processes.
@@ -62,7 +60,7 @@ def train_with_seeds(
         for flag, advice in OWN_FLAGS.items():
             if any(text.partition("=")[0] == flag for text in argv):
                 raise ConfigError(f"{flag} cannot be combined with --seeds: {advice}.")
-        settings = read_settings(algorithm, tasks, argv, prog)
+        settings = read_settings(algorithm, None, argv, prog)
         config = make_parser(algorithm).parse_known_args(argv)[0].config
         name = algorithm if config is None else Path(config).stem.removesuffix("_config")
         folder = Path(settings.arguments.get("output_dir") or Path(settings.output.base_dir) / f"{name}_seeds")
@@ -230,7 +228,6 @@ def experiments() -> dict[str, dict[str, Any]]:
 
 def run_experiment(
     name: str | None,
-    tasks: Mapping[str, str],
     seeds: Sequence[int],
     num_jobs: int,
     folder: Path | None,
@@ -242,7 +239,6 @@ def run_experiment(
 
     Args:
         name (`str`, *optional*): A key of [`experiments`]. Without it, the experiments are listed.
-        tasks (`Mapping[str, str]`): The named tasks.
         seeds (`Sequence[int]`): The seeds.
         num_jobs (`int`): Trainings at the same time.
         folder (`Path`, *optional*): Folder of the results; by default one in `outputs/reproduce`.
@@ -261,7 +257,7 @@ def run_experiment(
     algorithm, *argv = shlex.split(experiment["train"])
     argv = [*argv, *more, "--output_dir", str(folder)]
     with leaving_signals_to_children():
-        status, runs = train_with_seeds(algorithm, tasks, argv, prog, seeds, num_jobs)
+        status, runs = train_with_seeds(algorithm, argv, prog, seeds, num_jobs)
         evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
         command = ["evaluate", *map(str, runs), *evaluation]
         if status == 0 and "--dry_run" in more:

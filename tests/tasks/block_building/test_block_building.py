@@ -287,7 +287,7 @@ def test_files_of_comlrl_have_a_plan(name, algorithm, tmp_path, monkeypatch, cap
     assert "builder_1: Qwen/Qwen3-4B-Instruct-2507" in out and "8 items of " + name in out and "4 turns" in out
     assert "computed in bfloat16" in out and "_path" in err  # their data file is not read
     argv = "--task block_building --override task.max_commands=7 wandb.project=null".split()
-    recipe = parse_recipe(algorithm, cli.TASKS, ["--config", config, *argv])
+    recipe = parse_recipe(algorithm, None, ["--config", config, *argv])
     environment = recipe.make_environment()
     assert environment.kind == name and environment.max_commands == 7 and recipe.training_args.use_chat_template
     assert environment.palettes["builder_2"][:2] == ("white_concrete", "obsidian")
