@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.team_run import REPOSITORY, Clock, machine, save_model
+from trl_multiagent.configs.recipes.workflows.needed import TASK
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import prepare_training
 from trl_multiagent.runs.run import read_settings, run_recipe
-from trl_multiagent.tasks.needed import TASK
 
 
 CONFIGS = REPOSITORY / "recipes" / "workflows" / "configs"

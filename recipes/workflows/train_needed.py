@@ -8,8 +8,8 @@ Trains a team on items that it can only solve with messages, with MAGRPO.
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.workflows.needed import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.needed import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -76,7 +76,7 @@ TASKS = {
     "block_building": "trl_multiagent.tasks.block_building:TASK",
     "class_completion": "trl_multiagent.tasks.class_completion:TASK",
     "writing": "trl_multiagent.tasks.writing:TASK",
-    "needed": "trl_multiagent.tasks.needed:TASK",
+    "needed": "trl_multiagent.configs.recipes.workflows.needed:TASK",
     "functions": "trl_multiagent.environments.yaml_task:TASK",
     "textarena": "trl_multiagent.tasks.textarena:TASK",
     "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",

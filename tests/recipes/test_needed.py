@@ -12,13 +12,7 @@ from statistics import fmean
 
 import pytest
 
-from trl_multiagent.environments import FunctionEnvironment, TaskError, Turn
-from trl_multiagent.environments.base import Outcome
-from trl_multiagent.environments.task import TaskSettings
-from trl_multiagent.evaluation.players import MessageAblation, partners_of
-from trl_multiagent.runs.evaluation import run_evaluation
-from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.needed import (
+from trl_multiagent.configs.recipes.workflows.needed import (
     OPERATIONS,
     TASK,
     NeededDataset,
@@ -29,9 +23,15 @@ from trl_multiagent.tasks.needed import (
     demonstrate,
     draw_items,
 )
+from trl_multiagent.environments import FunctionEnvironment, TaskError, Turn
+from trl_multiagent.environments.base import Outcome
+from trl_multiagent.environments.task import TaskSettings
+from trl_multiagent.evaluation.players import MessageAblation, partners_of
+from trl_multiagent.runs.evaluation import run_evaluation
+from trl_multiagent.runs.run import run_recipe
 
 
-CONFIGS = Path(__file__).resolve().parents[3] / "recipes" / "workflows" / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "recipes" / "workflows" / "configs"
 ALONE = ["--override", "magrpo.num_agents=1"]
 SORTED = {"item_id": "x", "digits": [1, 4, 9, 6], "operation": "largest", "bound": 0.25}
 CORNER = {"item_id": "y", "goal": [2, 2], "here": [0, 1], "bound": 0.125}
@@ -259,7 +259,7 @@ def test_shuffled_messages_are_those_of_one_other_item():
 def small_base(tmp_path, monkeypatch):
     """Makes the base models quick to build."""
     monkeypatch.setenv("TRL_MULTIAGENT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trl_multiagent.tasks.needed.STEPS", 40)
+    monkeypatch.setattr("trl_multiagent.configs.recipes.workflows.needed.STEPS", 40)
 
 
 def run_needed(folder, config, *changes):
