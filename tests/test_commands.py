@@ -18,6 +18,7 @@ from accelerate.commands.launch import launch_command_parser
 from pairs import pairs
 
 from trl_multiagent import cli
+from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.preferences.config import PreferenceConfig
 from trl_multiagent.runs.evaluation_settings import make_evaluation_parser
 from trl_multiagent.runs.run import make_parser
@@ -101,6 +102,7 @@ def readers_folder(tmp_path, monkeypatch):
     cli.main(["init", str(tmp_path / "my_task")])
     (tmp_path / "config.yaml").write_text((tmp_path / "my_task" / "config.yaml").read_text())
     monkeypatch.setattr("trl_multiagent.trainers.base.vllm.is_vllm_available", lambda: True, raising=False)
+    monkeypatch.setattr(ImitationModel, "build", None)  # a dry run trains no base model
     return tmp_path
 
 

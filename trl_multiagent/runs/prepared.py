@@ -329,13 +329,13 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
 def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     """
     Builds the team on the meta device, if that needs no download, so that wrong settings about models show before
-    weights load. Returns `None` if it is not built.
+    weights load. Returns `None` if it is not built, as in a dry run with a model that the task would have to train.
     """
     args, loader = run.training_args, run.loader
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
     adapts_critics = isinstance(args, ActorCriticConfig) and args.critic_form == "adapter"
-    is_local = all(name in run.task.models or Path(name).is_dir() for name in run.model_list)
+    is_local = all(Path(name).is_dir() or (name in run.task.models and not run.dry_run) for name in run.model_list)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file:
         return None
     try:
