@@ -30,10 +30,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.team_run import REPOSITORY, Clock, machine, save_model
+from trl_multiagent.environments.imports import TASKS
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.runs.prepared import prepare_training
-from trl_multiagent.runs.run import TASKS, read_settings, run_recipe
+from trl_multiagent.runs.run import read_settings, run_recipe
 
 
 RECIPES = REPOSITORY / "recipes"

@@ -1,4 +1,4 @@
-"""Imports the objects that a setting names, such as the functions of a task."""
+"""The tasks that have a name, and the import of the objects that a setting names, such as the functions of a task."""
 
 import importlib
 import operator
@@ -7,6 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.environments.task_errors import show, task_code
+
+
+# The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
+TASKS = {
+    "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
+    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
+    "block_building": "trl_multiagent.tasks.block_building:TASK",
+    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
+    "writing": "trl_multiagent.tasks.writing:TASK",
+    "needed": "trl_multiagent.configs.recipes.workflows.needed:TASK",
+    "functions": "trl_multiagent.environments.yaml_task:TASK",
+    "textarena": "trl_multiagent.tasks.textarena:TASK",
+    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
+    "openenv": "trl_multiagent.tasks.openenv:TASK",
+}
 
 
 def import_object(setting: str, path: str, config: str | None = None) -> Any:

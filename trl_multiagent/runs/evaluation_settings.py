@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from trl_multiagent.environments.imports import TASKS
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.prompt_files import is_text as is_template
 from trl_multiagent.environments.task import Task
@@ -18,7 +19,7 @@ from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, Evaluat
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
-from trl_multiagent.runs.run import TASKS, algorithm_of, choose_task, settings_of
+from trl_multiagent.runs.run import algorithm_of, choose_task, settings_of
 from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import (
     RECIPES,

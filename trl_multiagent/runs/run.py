@@ -16,7 +16,7 @@ from typing import Any
 from trl_multiagent.console import one_line
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
-from trl_multiagent.environments.imports import import_object
+from trl_multiagent.environments.imports import TASKS, import_object
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, describe
 from trl_multiagent.environments.yaml_task import task_of
@@ -68,20 +68,6 @@ USUAL = {
 }
 
 MOST_KEYS = 8  # of a section of the task that `--help` describes
-
-# The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
-TASKS = {
-    "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
-    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
-    "block_building": "trl_multiagent.tasks.block_building:TASK",
-    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
-    "writing": "trl_multiagent.tasks.writing:TASK",
-    "needed": "trl_multiagent.configs.recipes.workflows.needed:TASK",
-    "functions": "trl_multiagent.environments.yaml_task:TASK",
-    "textarena": "trl_multiagent.tasks.textarena:TASK",
-    "reasoning_gym": "trl_multiagent.tasks.reasoning_gym:TASK",
-    "openenv": "trl_multiagent.tasks.openenv:TASK",
-}
 
 
 @shows_task
