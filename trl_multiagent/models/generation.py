@@ -17,7 +17,7 @@ from trl.trainer.utils import pad
 
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.packing import read_packed
-from trl_multiagent.models.pretrained import without_router_logits
+from trl_multiagent.models.pretrained import temporarily_set, without_router_logits
 from trl_multiagent.models.sampling_loop import SamplingLoop, StopStrings
 from trl_multiagent.models.shared_prompts import can_continue_cache, read_padded, repeat_prompts
 
@@ -161,8 +161,7 @@ def _generate(
         if hasattr(module, "rope_deltas"):
             module.rope_deltas = None
     # The model's own settings, such as `min_p`, would replace those that the caller leaves out
-    own_settings, model.generation_config = model.generation_config, GenerationConfig()
-    try:
+    with temporarily_set(model, generation_config=GenerationConfig()):
         output_ids = cast(Any, model).generate(
             input_ids=input_ids[owners],
             attention_mask=attention_mask[owners],
@@ -172,8 +171,6 @@ def _generate(
             synced_gpus=False,  # the caller gathers ZeRO-3 weights, and other processes may have nothing to generate
             **inputs,
         )
-    finally:
-        model.generation_config = own_settings
     completion_ids = output_ids[:, length:].cpu()
     is_eos = (completion_ids[..., None] == ends[:, None]).any(dim=-1)
     # A token is kept if no end-of-sequence token precedes it

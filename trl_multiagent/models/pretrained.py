@@ -165,6 +165,19 @@ def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
 
 
 @contextlib.contextmanager
+def temporarily_set(owner: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of an object to other values within the block."""
+    saved = {name: getattr(owner, name) for name in values}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(owner, name, value)
+
+
+@contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
     """Hides progress bars and warnings of loading within the block."""
     shows_bars = transformers_logging.is_progress_bar_enabled()

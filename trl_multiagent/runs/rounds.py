@@ -34,6 +34,7 @@ from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, sta
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, digest_of_rows
 from trl_multiagent.jobs.signals import Stopped, end_on_signal
 from trl_multiagent.jobs.stage import Stage
+from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
@@ -58,7 +59,6 @@ from trl_multiagent.settings.derive import Settings, argument_errors, check_mode
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import AUTO, PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
-from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
 

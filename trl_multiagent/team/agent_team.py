@@ -29,6 +29,7 @@ from trl_multiagent.models.pretrained import (
     hub_arguments,
     load_model,
     seeded,
+    temporarily_set,
     text_parameters,
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
@@ -480,16 +481,12 @@ class AgentTeam(nn.Module):
     @contextlib.contextmanager
     def _computing(self, computing: "Computing", part: nn.Module | None = None) -> Iterator[None]:
         """Computes for others within the block. `part`: the only part of their model that does."""
-        previous, self._now = self._now, computing
         chosen: AbstractContextManager = contextlib.nullcontext()
-        if computing != previous and computing.role in self.adapted_roles:
+        if computing != self._now and computing.role in self.adapted_roles:
             module = self.policies[computing.role] if part is None else part
             chosen = self._adapters.chosen(module, *computing[1:])
-        try:
-            with chosen:
-                yield
-        finally:
-            self._now = previous
+        with temporarily_set(self, _now=computing), chosen:
+            yield
 
     def _choose_adapter(self) -> None:
         if self.active in self.adapted_roles:
@@ -572,14 +569,11 @@ class AgentTeam(nn.Module):
 
     def frozen_copy(self) -> "AgentTeam":
         """Copies the agents. The weights of the copy are not trained."""
-        critics, self.critics = self.critics, None
-        try:
+        with temporarily_set(self, critics=None):
             parts: dict[int, Any] = {}
             for model in self.models.values():
                 copied(model, parts)
             return copy.deepcopy(self, parts).requires_grad_(False).eval()
-        finally:
-            self.critics = critics
 
     def keep_reference(self) -> None:
         """Makes the current adapters of a LoRA team its reference policies."""
@@ -593,12 +587,8 @@ class AgentTeam(nn.Module):
     @contextlib.contextmanager
     def as_reference(self) -> Iterator[None]:
         """Makes the agents of a LoRA team compute with their reference policies within the block."""
-        self._is_reference = True
-        try:
-            with self.activate(self.active):
-                yield
-        finally:
-            self._is_reference = False
+        with temporarily_set(self, _is_reference=True), self.activate(self.active):
+            yield
 
     @contextlib.contextmanager
     def together(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
@@ -748,13 +738,9 @@ class AgentTeam(nn.Module):
             computing = self._now
 
             def run(*inputs: Any) -> Any:
-                training = layer.training
-                layer.training = self.uses_dropout
-                try:
-                    with self._computing(computing, layer):
-                        return function(*inputs)
-                finally:  # torch raises an exception to end a recomputation early
-                    layer.training = training
+                # torch raises an exception to end a recomputation early
+                with temporarily_set(layer, training=self.uses_dropout), self._computing(computing, layer):
+                    return function(*inputs)
 
             return checkpoint(run, *args, **kwargs)
 

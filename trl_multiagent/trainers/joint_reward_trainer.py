@@ -21,7 +21,7 @@ from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.adapter_config import check_saved_adapter
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
 from trl_multiagent.models.packing import mask_of, pack_ends
-from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32
+from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32, temporarily_set
 from trl_multiagent.preferences.rows import (
     ITEM_ID,
     PairRow,
@@ -35,7 +35,7 @@ from trl_multiagent.report.run_report import RunReport
 from trl_multiagent.report.terminal import show_one_bar
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
-from trl_multiagent.trainers.base.team_config import check_trained_weights, temporarily_set
+from trl_multiagent.trainers.base.team_config import check_trained_weights
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 

@@ -22,7 +22,7 @@ from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.limits import explained
 from trl_multiagent.models.chat_markers import CONTENT
-from trl_multiagent.models.pretrained import check_length
+from trl_multiagent.models.pretrained import check_length, temporarily_set
 from trl_multiagent.models.reasoning import CompletionReader
 from trl_multiagent.preferences.rows import (
     CHOSEN_REWARD,
@@ -45,7 +45,6 @@ from trl_multiagent.trainers.base.failures import end_with_report
 from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.rollout_trainer import check_team
-from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 

@@ -51,9 +51,9 @@ from trl_multiagent.jobs.fingerprint import (
     format_value,
 )
 from trl_multiagent.jobs.signals import Overdue, Stopped, ending_later
-from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.models.pretrained import adapter_parameters, temporarily_set
 from trl_multiagent.team.agent_team import AgentTeam
-from trl_multiagent.trainers.base.team_config import TeamConfig, temporarily_set
+from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
 logger = logging.get_logger(__name__)

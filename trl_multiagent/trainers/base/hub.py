@@ -23,11 +23,11 @@ from trl_multiagent.hub import (
     team_files,
     upload_error_with_advice,
 )
+from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
 from trl_multiagent.team.card import facts_of
 from trl_multiagent.team.files import AGENTS_FOLDER
-from trl_multiagent.trainers.base.team_config import temporarily_set
 
 
 if is_wandb_available():

@@ -30,6 +30,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import COST_FILE, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
+from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
 from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
@@ -47,7 +48,6 @@ from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.loss import policy_loss
 from trl_multiagent.trainers.base.metrics import Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.team_config import temporarily_set
 from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
 
 

@@ -1,9 +1,8 @@
 """The configurations of all trainers, and of those that train a team."""
 
-import contextlib
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -210,16 +209,3 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
         "load the model with `dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids "
         "this, keep bfloat16 with `optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
     )
-
-
-@contextlib.contextmanager
-def temporarily_set(owner: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of an object to other values within the block."""
-    saved = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(owner, name, value)

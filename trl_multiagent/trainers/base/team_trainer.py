@@ -31,7 +31,7 @@ from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.pretrained import has_routers, router_loss_coef
+from trl_multiagent.models.pretrained import has_routers, router_loss_coef, temporarily_set
 from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
@@ -44,7 +44,7 @@ from trl_multiagent.trainers.base.checkpoints import (
     writing,
 )
 from trl_multiagent.trainers.base.metrics import RolloutTotals, tracker_names
-from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights, temporarily_set
+from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_weights
 
 
 logger = logging.get_logger(__name__)
