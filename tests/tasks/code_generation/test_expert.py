@@ -74,8 +74,8 @@ def test_the_expert_sees_problem_and_code_and_no_test():
     ],
 )
 def test_edits_are_read_from_any_answer(text, edits):
-    assert parse_edits(text, ROLES, "solve") == edits
-    assert parse_edits(text, ("main",), "solve") == {role: text for role, text in edits.items() if role == "main"}
+    assert parse_edits(text, ROLES, ITEM) == edits
+    assert parse_edits(text, ("main",), ITEM) == {role: text for role, text in edits.items() if role == "main"}
 
 
 def test_a_turn_is_asked_at_once_and_each_agent_gets_its_own_part(tmp_path):

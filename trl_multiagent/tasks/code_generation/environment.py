@@ -24,7 +24,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
 from trl_multiagent.environments.task import setting
-from trl_multiagent.tasks.code_generation.expert import Expert, shorten
+from trl_multiagent.tasks.code_generation.expert import Expert, function_of, shorten
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
 from trl_multiagent.tasks.code_generation.reward import (
     AUX,
@@ -196,11 +196,6 @@ def feedback_for(
         if detailed and analysis.thin_wrapper:
             lines.append("- Warning: your function only passes on what `aux` returns; do a part of the work yourself")
     return lines
-
-
-def function_of(role: str, item: dict) -> str:
-    """Returns the name of an agent's function."""
-    return AUX if role == AUX else item["entry_point"]
 
 
 def _tests(result: CodeResult, checks: Sequence[Check], detailed: bool) -> list[str]:

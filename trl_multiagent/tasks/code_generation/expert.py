@@ -111,7 +111,7 @@ class Expert:
                 "Solve this and continue the run from its last checkpoint, or set `external.expert_on_failure: plain`."
             )
         edits = [
-            parse_edits(answer.text, self.roles, item["entry_point"]) if isinstance(answer, Answer) else {}
+            parse_edits(answer.text, self.roles, item) if isinstance(answer, Answer) else {}
             for item, answer in zip(items, answers, strict=True)
         ]
         self.missing_parts += (len(answers) - len(failures)) * len(self.roles) - sum(map(len, edits))
@@ -151,15 +151,15 @@ def expert_question(item: dict, turn: Turn, roles: Sequence[str]) -> str:
     result: CodeResult = turn.outcome.info
     missing = {
         name: turn.joint_action[role]
-        for role, name in function_names(item["entry_point"], roles).items()
-        if name in result.analysis.without_code
+        for role in roles
+        if (name := function_of(role, item)) in result.analysis.without_code
     }
     return question_text(item, result.analysis.source, missing, roles)
 
 
-def function_names(entry_point: str, roles: Sequence[str]) -> dict[str, str]:
-    """Returns the name of each role's function."""
-    return {role: AUX if role == AUX else entry_point for role in roles}
+def function_of(role: str, item: dict) -> str:
+    """Returns the name of an agent's function."""
+    return AUX if role == AUX else item["entry_point"]
 
 
 def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Sequence[str]) -> str:
@@ -168,7 +168,6 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
     missing function.
     """
     entry_point = item["entry_point"]
-    names = function_names(entry_point, roles)
     team = f"A programmer solves a problem with the function `{entry_point}`."
     if AUX in roles:
         team = (
@@ -184,7 +183,7 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
         f"For `{name}` there is no code, but this answer:\n\n{shorten(text.strip(), MAX_TEXT) or '(nothing)'}"
         for name, text in missing.items()
     ]
-    form = ", ".join(f'"{role}": "what to change in `{name}`"' for role, name in names.items())
+    form = ", ".join(f'"{role}": "what to change in `{function_of(role, item)}`"' for role in roles)
     parts.append(
         "Propose edits, short and concrete, so that the program becomes correct. Every programmer only sees "
         f"the edits of the own function. Answer with one JSON object and nothing else:\n\n{{{form}}}"
@@ -192,7 +191,7 @@ def question_text(item: dict, source: str, missing: Mapping[str, str], roles: Se
     return "\n\n".join(parts) + "\n"
 
 
-def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
+def parse_edits(text: str, roles: Sequence[str], item: dict) -> Edits:
     """
     Reads the edits of an answer, by role. They are in the last JSON object that has one of the roles, anywhere in the
     text after a reasoning. Roles without edits are missing. `main` may also be called by the entry point's name.
@@ -204,7 +203,7 @@ def parse_edits(text: str, roles: Sequence[str], entry_point: str) -> Edits:
     for match in re.finditer(r"\{", text):
         with contextlib.suppress(ValueError, RecursionError):
             values, _ = JSON.raw_decode(text, match.start())
-            parts = {role: values.get(role, values.get(x)) for role, x in function_names(entry_point, roles).items()}
+            parts = {role: values.get(role, values.get(function_of(role, item))) for role in roles}
             given = {role: part.strip() for role, part in parts.items() if isinstance(part, str)}
             edits = {role: shorten(part, MAX_EDITS) for role, part in given.items() if part} or edits
     return edits
