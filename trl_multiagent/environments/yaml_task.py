@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from trl_multiagent.environments import task
 from trl_multiagent.environments.base import Environment, Prompt, as_messages, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
@@ -151,9 +152,4 @@ TASK = Task(
 
 def task_of(environment: Environment) -> Task:
     """Makes a task of an environment, such as a workflow. Its items come from the section `dataset`."""
-
-    def load(settings: TaskSettings) -> Datasets:
-        rows = settings.sections["dataset"]
-        return rows.load_splits(rows.load)
-
-    return Task(lambda settings: environment, load, settings={"dataset": Rows}, roles=environment.roles)
+    return Task(lambda settings: environment, task.load_datasets, settings={"dataset": Rows}, roles=environment.roles)
