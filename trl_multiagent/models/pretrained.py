@@ -117,14 +117,6 @@ def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
     return {"output_router_logits": False} if has_routers(model) else {}
 
 
-def router_loss_coef(config: PreTrainedConfig, given: float | None) -> float:
-    """
-    Returns the weight of a model's router loss: the given one, else the one in the model's configuration, as in
-    GRPOTrainer.
-    """
-    return getattr(config.get_text_config(), "router_aux_loss_coef", 0.0) if given is None else given
-
-
 @contextlib.contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """

@@ -9,7 +9,7 @@ number. The forms differ in the backbone:
 - `"head"`: the backbone is the agent's own. Only the head belongs to the critic.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -212,21 +212,14 @@ class Critics(nn.Module):
             self.scales[name] = Scale(**saved["scales"][name])
 
 
-def make_critics(
-    policies: Mapping[str, PreTrainedModel | PeftModel],
-    tokenizers: Mapping[str, PreTrainedTokenizerBase],
-    roles: dict[str, str],
-    settings: CriticSettings,
-) -> Critics:
+def make_critics(team: Any, roles: dict[str, str], settings: CriticSettings) -> Critics:
     """
-    Makes the critics of a team with these `policies` and `tokenizers`, by role. `roles`: the agent that each critic
-    starts from. Raises `ValueError` if the settings do not fit.
+    Makes the critics of a team. `roles`: the agent that each critic starts from. Raises `ValueError` if the settings
+    do not fit.
     """
     sources = model_names(settings.models, list(roles))
-    owners = {id(policy): f"models.{role}." for role, policy in reversed([*policies.items()])}  # first roles
     backbones = {
-        name: Backbone(role, policies[role], tokenizers[role], owners[id(policies[role])])
-        for name, role in roles.items()
+        name: Backbone(role, *team[role], f"models.{team._model_names[role]}.") for name, role in roles.items()
     }
     critics = Critics(settings, backbones)
     for name, backbone in backbones.items():
@@ -242,7 +235,7 @@ def make_critics(
                     raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
                 backbone.adapter = f"critic_{name}"
                 add_adapter(backbone.model, backbone.adapter, settings)
-        model, tokenizer, agents_own = backbone.model, backbone.tokenizer, tokenizers[backbone.role]
+        model, tokenizer, agents_own = backbone.model, backbone.tokenizer, team.tokenizers[backbone.role]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
         if backbone.adapter is not None:

@@ -262,7 +262,7 @@ def add_critics(team: AgentTeam, args: ActorCriticConfig) -> None:
     )
     roles = dict(zip(args.critic_names(team.trained_roles), team.trained_roles, strict=False))
     if team.critics is None:
-        team.add_critics(make_critics(team.policies, team.tokenizers, roles, settings))
+        team.add_critics(make_critics(team, roles, settings))
     elif (team.critics.names, team.critics.settings) != (tuple(roles), settings):
         raise ValueError(
             "The team has critics of an earlier trainer with other settings: save it, and load its agents."

@@ -6,7 +6,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.tree import Node
 
 
@@ -18,11 +17,6 @@ def end_with_report(trainer: Any, problem: str, **records: list[dict]) -> NoRetu
     report = {"problem": problem, "agents": list(trainer.team.roles), **records}
     path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
     raise FloatingPointError(f"{problem} at step {step}. Items and completions are in {path}.") from None
-
-
-def end_with_reward(trainer: Any, error: TaskError, nodes: list[Node]) -> NoReturn:
-    """Reports a reward that is not finite. `error` has its position among the joint actions of the nodes."""
-    end_with_report(trainer, str(error), joint_actions=[records_of(nodes)[error.position or 0]])
 
 
 def end_with_loss(trainer: Any, losses: dict[str, torch.Tensor]) -> NoReturn:

@@ -295,9 +295,9 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             except TaskError as error:
                 if error.position is None:
                     raise
-                from trl_multiagent.trainers.base.failures import end_with_reward
+                from trl_multiagent.trainers.base.failures import end_with_report, records_of
 
-                end_with_reward(self, error, nodes)
+                end_with_report(self, str(error), joint_actions=[records_of(nodes)[error.position]])
 
     # The batch
 

@@ -31,7 +31,7 @@ from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task_errors import show
 from trl_multiagent.jobs.distributed import error_barrier, fail_together
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.models.pretrained import has_routers, router_loss_coef, temporarily_set
+from trl_multiagent.models.pretrained import has_routers, temporarily_set
 from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
 from trl_multiagent.rollout.tree import Trees, turns_of_episodes
@@ -563,16 +563,18 @@ class TrainerGenerator(TransformersGenerator):
 
 def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
     """
-    Returns the coefficient of the router loss of each trained agent that has such a loss. Raises `ValueError` if it
-    has no effect.
+    Returns the coefficient of the router loss of each trained agent that has such a loss: the given one, else the one
+    in the model's configuration, as in GRPOTrainer. Raises `ValueError` if it has no effect.
     """
+    name, given = "router_aux_loss_coef", args.router_aux_loss_coef
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
-    if args.router_aux_loss_coef and not agents:
+    if given and not agents:
         raise ValueError(
-            f"`router_aux_loss_coef` is {args.router_aux_loss_coef}, but no trained agent is a mixture of experts "
+            f"`{name}` is {given}, but no trained agent is a mixture of experts "
             "that returns its router logits: leave it out."
         )
-    coefs = {role: router_loss_coef(agent.config, args.router_aux_loss_coef) for role, agent in agents.items()}
+    configs = {role: agent.config.get_text_config() for role, agent in agents.items()}
+    coefs = {role: getattr(config, name, 0.0) if given is None else given for role, config in configs.items()}
     coefs = {role: coef for role, coef in coefs.items() if coef != 0.0}
     if coefs and args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
         raise ValueError(
