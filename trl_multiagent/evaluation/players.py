@@ -29,7 +29,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler
-from trl_multiagent.rollout.tree import Node, Samples, acting
+from trl_multiagent.rollout.tree import ByRole, Node, acting
 
 
 CUT, SHUFFLED = "cut", "shuffled"
@@ -71,8 +71,8 @@ class PipelineSampler(TeamSampler):
         super().__init__(*args)
         self.environment = environment
 
-    def __call__(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
-        samples: dict[str, list[Samples]] = {}
+    def __call__(self, nodes: list[Node], num_generations: int) -> ByRole:
+        samples: ByRole = {}
         for role in self.team.roles:
             own = acting(role, nodes)
             for node in own if samples else ():

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.utils import ModelOutput
+from trl.data_utils import common_prefix_length
 from trl.trainer.utils import pad as pad_left
 
 from trl_multiagent.models.grouped_lora import Stacked
@@ -162,12 +163,7 @@ def num_shared(one: list[int], other: list[int]) -> int:
     Returns how many tokens two sequences share. Their last common token is not shared, because it predicts different
     tokens.
     """
-    common = 0
-    for x, y in zip(one, other, strict=False):
-        if x != y:
-            break
-        common += 1
-    return max(0, common - 1)
+    return max(0, common_prefix_length(one, other) - 1)
 
 
 def divide(lengths: list[int], shared: list[int], hidden_size: int) -> list[int]:

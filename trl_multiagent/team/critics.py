@@ -219,7 +219,8 @@ def make_critics(team: Any, roles: dict[str, str], settings: CriticSettings) -> 
     """
     sources = model_names(settings.models, list(roles))
     backbones = {
-        name: Backbone(role, *team[role], f"models.{team._model_names[role]}.") for name, role in roles.items()
+        name: Backbone(role, team.policies[role], team.tokenizers[role], f"models.{team._model_names[role]}.")
+        for name, role in roles.items()
     }
     critics = Critics(settings, backbones)
     for name, backbone in backbones.items():

@@ -20,7 +20,6 @@ class MAACTrainer(ActorCriticTrainer):
     It takes the arguments of [`MAGRPOTrainer`]; `args` is a [`MAACConfig`].
     """
 
-    _tag_names = ["trl", "trl-multiagent", "maac"]
     _name = "MAAC"
     args: MAACConfig
     _config_class = MAACConfig

@@ -115,7 +115,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     ```
     """
 
-    _tag_names = ["trl", "trl-multiagent", "madpo"]
     _name = "MADPO"
     _config_class = MADPOConfig
     _card_settings = ["loss_type", "loss_weights", "beta", "reference_free", "learning_rate", "num_train_epochs"]

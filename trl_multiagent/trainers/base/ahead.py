@@ -27,7 +27,7 @@ from trl_multiagent.environments.task_errors import task_code
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, WAITED_FOR
 from trl_multiagent.jobs.signals import at_most, in_task_code
-from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees
+from trl_multiagent.rollout.tree import ByRole, Node, RolloutCallback, Samples, Trees
 from trl_multiagent.trainers.base.batch import Row
 from trl_multiagent.trainers.base.metrics import Observer
 
@@ -154,7 +154,7 @@ class Ahead(RolloutCallback):
             self.trees.set_exception(error)
         self.calls.put(None)
 
-    def _ask(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+    def _ask(self, nodes: list[Node], num_generations: int) -> ByRole:
         answer: Future = Future()
         self.seconds += time.perf_counter()
         self.calls.put((answer, nodes, num_generations))

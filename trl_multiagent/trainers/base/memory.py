@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from accelerate.utils import gather_object
 from peft import PeftModel
 from transformers.utils import logging
+from trl.data_utils import common_prefix_length
 
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.models.packing import can_pack, divide
@@ -224,7 +225,7 @@ def size_of(
         largest=numbers[largest],
         dimensions=team.agents[largest].config.get_text_config(),
         prompt=max(map(len, of_longest)),
-        common=sum(1 for _ in takewhile(lambda tokens: len({*tokens}) == 1, zip(*of_longest, strict=False))),
+        common=common_prefix_length(min(of_longest), max(of_longest)),
         agents=len(team.roles),
         acting=len(own),
         joint=min(len(own), max(Counter(policies.values()).values())),

@@ -86,7 +86,8 @@ class RolloutTotals:
 
     def __add__(self, other: "RolloutTotals") -> "RolloutTotals":
         totals = {x: self.totals.get(x, Total()) + other.totals.get(x, Total()) for x in self.totals | other.totals}
-        sums = Counter({x: self.sums[x] + other.sums[x] for x in {**self.sums, **other.sums}})  # zeros stay
+        sums = Counter(self.sums)
+        sums.update(other.sums)  # an addition would drop zeros
         texts = {role: self.texts.get(role, Counter()) + other.texts[role] for role in other.texts}
         return RolloutTotals(totals, sums, texts)
 

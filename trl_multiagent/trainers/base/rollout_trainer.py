@@ -32,7 +32,7 @@ from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
-from trl_multiagent.rollout.tree import Node, RolloutCallback, Samples, Trees, grow_trees, judge_nodes, play_episodes
+from trl_multiagent.rollout.tree import ByRole, Node, RolloutCallback, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
     Advantages,
@@ -273,7 +273,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
 
-    def _sample(self, nodes: list[Node], num_generations: int) -> dict[str, list[Samples]]:
+    def _sample(self, nodes: list[Node], num_generations: int) -> ByRole:
         """Samples the completions of all agents at the nodes of a turn."""
         with self.observer.timed("generate"):
             return self.sampler(nodes, num_generations)

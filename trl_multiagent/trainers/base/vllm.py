@@ -249,18 +249,19 @@ class AgentGeneration(VLLMGeneration):
         method.
         """
         group = self.tp_group if self.tensor_parallel_size > 1 else None
-        return shared_answers(group, prompts, lambda all_prompts: self._sample(group, all_prompts, num_generations))
 
-    def _sample(self, group: distributed.ProcessGroup | None, prompts: Prompts, num_generations: int) -> Sampled:
-        rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
-        self.llm.rows = [role for role, _ in rows]
-        # TRL splits the results correctly only if all processes request the same number. Therefore the first process
-        # requests all completions, and the others none
-        is_first = group is None or distributed.get_rank(group) == 0
-        own = [ids for _, ids in rows] if is_first else []
-        _, completion_ids, logprobs, _ = self.generate(own, None, num_generations)
-        completions = iter(as_completions(completion_ids, logprobs, num_generations))
-        return {role: [next(completions) for _ in prompts[role]] for role in prompts if is_first}
+        def ask(prompts: Prompts) -> Sampled:
+            rows = [(role, ids) for role in prompts for ids in prompts[role] for _ in range(num_generations)]
+            self.llm.rows = [role for role, _ in rows]
+            # TRL splits the results correctly only if all processes request the same number. Therefore the first
+            # process requests all completions, and the others none
+            is_first = group is None or distributed.get_rank(group) == 0
+            own = [ids for _, ids in rows] if is_first else []
+            _, completion_ids, logprobs, _ = self.generate(own, None, num_generations)
+            completions = iter(as_completions(completion_ids, logprobs, num_generations))
+            return {role: [next(completions) for _ in prompts[role]] for role in prompts if is_first}
+
+        return shared_answers(group, prompts, ask)
 
 
 class AdapterGeneration(AgentGeneration):
