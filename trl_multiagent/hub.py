@@ -32,11 +32,14 @@ PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
 # The files of a team beside its agents': its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them
+# The Python files are of a model with code of its own
 AGENT_FILES = [MODEL_CONFIG, ADAPTER_CONFIG, CARD_FILE, *PROCESSOR_FILES]
-AGENT_FILES += "generation_config.json *.safetensors *.safetensors.index.json".split()
-AGENT_FILES += "tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json".split()
-AGENT_FILES += "vocab.json vocab.txt merges.txt *.model chat_template.* additional_chat_templates/*.jinja".split()
-AGENT_FILES += "configuration_*.py modeling_*.py tokenization_*.py".split()  # of a model with code of its own
+AGENT_FILES += """
+    generation_config.json *.safetensors *.safetensors.index.json
+    tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json
+    vocab.json vocab.txt merges.txt *.model chat_template.* additional_chat_templates/*.jinja
+    configuration_*.py modeling_*.py tokenization_*.py
+""".split()
 
 
 def push_folder(

@@ -10,11 +10,10 @@ from trl_multiagent.rollout.options import HistoryOptions
 
 BASELINES = ("raw_single_agent", "concatenation", "pipeline")
 # Settings that decide which answers are sampled. An evaluation can only be resumed with the same values
-SAMPLING_FIELDS = (
-    *"num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty".split(),
-    *"use_chat_template memory_mode original_prompt previous_prompts previous_response max_history_length".split(),
-    *("seed", "stop_strings"),
-)
+SAMPLING_FIELDS = """
+    num_episodes num_turns max_completion_length temperature top_p top_k min_p repetition_penalty use_chat_template
+    memory_mode original_prompt previous_prompts previous_response max_history_length seed stop_strings
+""".split()
 
 
 @dataclass

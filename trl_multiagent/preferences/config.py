@@ -11,15 +11,12 @@ from trl_multiagent.rollout.options import SamplingOptions
 CANDIDATES_FOLDER = "candidates"  # in the folder of the preferences
 # Fields that decide which candidates are sampled and how they are scored. A collection can only be resumed with the
 # same values
-SAMPLING_FIELDS = (
-    *"preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p".split(),
-    *"repetition_penalty use_chat_template generation_token_budget items_per_chunk".split(),
-    *"reward_scale reward_shift seed".split(),
-)
+SAMPLING_FIELDS = """
+    preference_num_candidates comparator_num_candidates max_completion_length temperature top_p top_k min_p
+    repetition_penalty use_chat_template generation_token_budget items_per_chunk reward_scale reward_shift seed
+""".split()
 # Fields that decide which pairs are made of the candidates
-PAIRING_FIELDS = (
-    *"pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split(),
-)
+PAIRING_FIELDS = "pair_selection preference_pairs_per_sample use_environment_step environment_steps_per_pair".split()
 # The settings for the fields of `EndpointSettings`. The team's settings of the sampling also apply to the endpoint
 API_KEYS = {x: f"comparator_api_{x}" for x in FIELDS if x not in ("max_tokens", "temperature", "top_p")}
 API_KEYS |= {"base_url": "comparator_api_url", "api": "comparator_api_format"}
@@ -118,6 +115,6 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     def process_reward(self, reward: float) -> float:
         return reward * self.reward_scale + self.reward_shift
 
-    def values(self, names: tuple[str, ...]) -> dict[str, Any]:
+    def values(self, names: list[str]) -> dict[str, Any]:
         """Returns some of the settings, by name."""
         return {name: getattr(self, name) for name in names}

@@ -49,8 +49,9 @@ from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
 # Metrics of an evaluation with no turn, no role and no name of the environment in their own names
-EVAL_METRICS = "reward return final_turn/reward reward_std num_tokens runtime".split()
-EVAL_METRICS += "samples_per_second steps_per_second".split()
+EVAL_METRICS = """
+    reward return final_turn/reward reward_std num_tokens runtime samples_per_second steps_per_second
+""".split()
 
 
 # Arguments with roles as keys or entries
