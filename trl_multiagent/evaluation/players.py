@@ -29,7 +29,7 @@ from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler
-from trl_multiagent.rollout.tree import ByRole, Node, acting
+from trl_multiagent.rollout.tree import ByRole, Node, acting, grouped
 
 
 CUT, SHUFFLED = "cut", "shuffled"
@@ -146,9 +146,7 @@ def partners_of(items: list[dict]) -> list[int]:
     Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone.
     Raises [`TaskError`] if there is only one item.
     """
-    branches: dict[str, list[int]] = {}
-    for position, item in enumerate(items):
-        branches.setdefault(json.dumps(item, sort_keys=True, default=str), []).append(position)
+    branches = grouped((json.dumps(item, sort_keys=True, default=str), k) for k, item in enumerate(items))
     if len(branches) < 2:
         raise TaskError("Messages can only be exchanged between different items: play at least two of them at a time.")
     # The hash is cryptographic, because items with neighbouring checksums are alike

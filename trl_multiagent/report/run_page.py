@@ -15,6 +15,7 @@ import yaml
 
 from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, naming_damage, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
+from trl_multiagent.rollout.tree import grouped
 
 
 logger = logging.getLogger(__name__)
@@ -168,9 +169,7 @@ def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
     Groups runs that differ at most in their seeds. A group is named by the first settings that distinguish it from the
     others.
     """
-    groups: dict[str, list[RunFiles]] = {}
-    for run in runs:
-        groups.setdefault(json.dumps(run.identity, sort_keys=True), []).append(run)
+    groups = grouped((json.dumps(run.identity, sort_keys=True), run) for run in runs)
     words = [
         [value if name in OWN_NAMES else f"{name} {value}" for name, value in differing_settings(runs, members[0])]
         for members in groups.values()
@@ -195,9 +194,7 @@ def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[st
 
 def trees_of(rows: Iterable[Row]) -> list[Tree]:
     """Groups rows by tree, in their order. The episodes of an item are one group."""
-    found: dict[tuple, Tree] = {}
-    for row in rows:
-        found.setdefault((row["step"], row["split"], row["process"], row["tree"]), []).append(row)
+    found = grouped(((row["step"], row["split"], row["process"], row["tree"]), row) for row in rows)
     return list(found.values())
 
 
@@ -217,9 +214,7 @@ def same_item(trees: list[Tree]) -> list[Tree]:
     tree of all.
     """
     ordered = sorted(trees, key=lambda tree: tree[0]["step"])
-    items: dict[tuple, list[Tree]] = {}
-    for tree in ordered:
-        items.setdefault((tree[0]["split"], tree[0]["item"]), []).append(tree)
+    items = grouped(((tree[0]["split"], tree[0]["item"]), tree) for tree in ordered)
     longest = max(map(span, items.values()), default=0)
     if longest == 0:
         return [ordered[0], ordered[-1]] if ordered and span(ordered) else []

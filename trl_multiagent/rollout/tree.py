@@ -9,9 +9,9 @@ import hashlib
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import TrainerCallback
 
@@ -29,6 +29,9 @@ from trl_multiagent.environments.base import (
     judge,
     scoring,
 )
+
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -159,14 +162,20 @@ def acting(role: str, nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if role in node.prompts]
 
 
+def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
+    """Returns the values of each key, in their order."""
+    groups: dict[Any, list[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def groups_of(nodes: Sequence[Node]) -> list[list[Node]]:
     """
     Divides the nodes of a turn into groups. Completions are compared within a group. In a tree, a group is one node;
     in episodes, it is the nodes of all episodes of the item.
     """
-    groups: dict[int, list[Node]] = {}
-    for k, node in enumerate(nodes):
-        groups.setdefault(k if node.episode is None else node.tree, []).append(node)
+    groups = grouped((k if node.episode is None else node.tree, node) for k, node in enumerate(nodes))
     return list(groups.values())
 
 
@@ -372,10 +381,12 @@ def _add_outcomes(
 
 def _add_group_rewards(turns: Trees, environment: Environment, process_reward: Callable[[float], float]) -> None:
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
-    finished: dict[int, list[tuple[Node, int]]] = {}
-    for node in (node for nodes in turns for node in nodes):
-        for action in set(range(len(node.indices))) - node.children.keys():
-            finished.setdefault(node.tree, []).append((node, action))
+    finished = grouped(
+        (node.tree, (node, action))
+        for nodes in turns
+        for node in nodes
+        for action in set(range(len(node.indices))) - node.children.keys()
+    )
     for branches in finished.values():
         histories: list[History] = [(*node.history, node.turn(action)) for node, action in branches]
         added = environment.group_rewards(branches[0][0].item, histories)

@@ -1,4 +1,4 @@
-from trl_multiagent.rollout.tree import Node
+from trl_multiagent.rollout.tree import Node, grouped
 from trl_multiagent.trainers.base.actor_critic_config import IACConfig
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 
@@ -36,7 +36,4 @@ class IACTrainer(ActorCriticTrainer):
         return backbone.tokenizer(self.team.tokenizers[critic].decode(ids, skip_special_tokens=True))["input_ids"]
 
     def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
-        groups: dict[int, list[int]] = {}
-        for j, completion in enumerate(node.completion_of(critic)):
-            groups.setdefault(completion, []).append(j)
-        return list(groups.values())
+        return [*grouped((completion, j) for j, completion in enumerate(node.completion_of(critic))).values()]

@@ -36,6 +36,7 @@ from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.generation import Completion, Sampled
 from trl_multiagent.models.pretrained import adapter_parameters
 from trl_multiagent.rollout.sampler import TurnPrompts
+from trl_multiagent.rollout.tree import grouped
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
 
 
@@ -46,6 +47,8 @@ LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bound
 SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
 MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory; it must have room for so many copies of the adapters
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Arguments of TRL's class that have the same names in the configuration
+SAME_NAMES = "repetition_penalty temperature top_p top_k min_p max_completion_length trust_remote_code".split()
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
 
@@ -571,10 +574,7 @@ def make_generations(
     object. The model has the weights that they share, or is a `PeftModel` with an adapter named after each role.
     `eos_token_ids`: the only tokens that end a completion.
     """
-    by_model: dict[Any, list[str]] = {}
-    for role, model in policies.items():
-        by_model.setdefault(model, []).append(role)
-    groups = [*by_model.values()]
+    groups = [*grouped((model, role) for role, model in policies.items()).values()]
     urls: Sequence[str | None] = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
@@ -598,14 +598,8 @@ def make_generations(
             "max_num_seqs": args.rows_per_device * len(roles) * args.vllm_tensor_parallel_size,
             "enable_sleep_mode": args.vllm_enable_sleep_mode,
             "model_impl": args.vllm_model_impl,
-            "trust_remote_code": args.trust_remote_code,
             "structured_outputs_regex": args.vllm_structured_outputs_regex,
-            "repetition_penalty": args.repetition_penalty,
-            "temperature": args.temperature,
-            "top_p": args.top_p,
-            "top_k": args.top_k,
-            "min_p": args.min_p,
-            "max_completion_length": args.max_completion_length,
+            **{name: getattr(args, name) for name in SAME_NAMES},
             "logprobs": 0,
             "generation_kwargs": {
                 **cast(dict, args.generation_kwargs or {}),
