@@ -214,6 +214,13 @@ def holds_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in MODEL_FILES)
 
 
+def last_checkpoint(folder: str | Path) -> str | None:
+    """Returns the last checkpoint in the folder of a run; `None` if there is none, or no such folder."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    return get_last_checkpoint(str(folder)) if Path(folder).is_dir() else None
+
+
 def is_collection(folder: str | Path) -> bool:
     """Returns whether a folder holds a complete collection of preferences."""
     return all((Path(folder) / name).is_file() for name in (DATASET_STATE, PREFERENCES_FILE))

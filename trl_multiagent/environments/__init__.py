@@ -1,11 +1,4 @@
-from trl_multiagent.environments.base import (
-    Environment,
-    History,
-    JointAction,
-    Outcome,
-    Prompt,
-    Turn,
-)
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompt, Turn
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.reward_functions import role_reward
 from trl_multiagent.environments.task_errors import TaskError

@@ -463,12 +463,13 @@ def check_all_act(subject: str, prompts: Mapping[str, Prompt], roles: Sequence[s
         raise TaskError(f"{subject} needs the answers of all roles in every turn, but {', '.join(idle)} does not act.")
 
 
+def is_message(value: Any) -> bool:
+    """Returns whether a value is a chat message with text."""
+    return isinstance(value, Mapping) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
 def check_prompt(name: str, prompt: Any) -> None:
     """Raises [`TaskError`] if the return value of the function `name` is neither text nor chat messages."""
-
-    def is_message(message: Any) -> bool:
-        return isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and prompt and all(map(is_message, prompt))):
         raise TaskError(f"{name} returned {show(prompt)}; a prompt is text, or messages with 'role' and 'content'.")
 

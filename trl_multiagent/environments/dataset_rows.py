@@ -107,7 +107,7 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     if name in SHORT_NAMES:
         return read_embedded(name, split)
     if name.endswith(LOCAL_SUFFIXES):
-        return select_rows(make_dataset(read_file(Path(name)), name), split, name).to_list()
+        return load_file(name, split).to_list()
     try:
         return load_from_hub(name, config, hub_split(name, config, split)).to_list()
     except ConnectionError:
@@ -149,6 +149,11 @@ def load_from_hub(name: str, config: str | None, split: str) -> datasets.Dataset
         return datasets.load_dataset(name, config, split=split)
     except (RuntimeError, datasets.exceptions.DatasetBuildError) as error:
         raise ValueError(f"{name} cannot be loaded: {' '.join(str(error).split())}") from error
+
+
+def load_file(name: str, split: str | None) -> datasets.Dataset:
+    """Loads the rows of a local file, see [`read_file`] and [`select_rows`]."""
+    return select_rows(make_dataset(read_file(Path(name)), name), split, name)
 
 
 def select_rows(dataset: datasets.Dataset, split: str | None, source: str) -> datasets.Dataset:

@@ -34,14 +34,7 @@ from trl_multiagent.environments.reward_functions import (
     log_extra,
     log_metric,
 )
-from trl_multiagent.environments.task_errors import (
-    TaskError,
-    as_number,
-    as_rewards,
-    function_name,
-    show,
-    task_code,
-)
+from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, function_name, show, task_code
 
 
 class FunctionEnvironment(Environment):

@@ -12,7 +12,6 @@ The task `functions`: prompt templates and reward functions that a YAML file nam
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from trl_multiagent.environments import task
 from trl_multiagent.environments.base import Environment, Prompt, as_messages, ask, check_prompt
@@ -23,10 +22,8 @@ from trl_multiagent.environments.dataset_rows import (
     Datasets,
     check_columns,
     check_name,
+    load_file,
     load_from_hub,
-    make_dataset,
-    read_file,
-    select_rows,
 )
 from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
 from trl_multiagent.environments.imports import import_function
@@ -62,7 +59,7 @@ class Rows(DatasetSource):
         """
         name = str(self.name)
         if self.is_file:
-            rows = select_rows(make_dataset(read_file(Path(name)), name), split, name)
+            rows = load_file(name, split)
         else:
             split = "train" if split is None else f"train{split}" if split.startswith("[") else split
             rows = load_from_hub(name, self.config, split)

@@ -21,12 +21,7 @@ from trl_multiagent.jobs.fingerprint import digest_of_rows
 from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.models.generation import Completion, Sampled
 from trl_multiagent.models.grouped_lora import Stacked
-from trl_multiagent.rollout.sampler import (
-    SamplingTeam,
-    TeamSampler,
-    TransformersGenerator,
-    TurnPrompts,
-)
+from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, TransformersGenerator, TurnPrompts
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
 from trl_multiagent.rollout.trace import item_name
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes

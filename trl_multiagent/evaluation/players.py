@@ -17,14 +17,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from trl_multiagent.environments.base import (
-    Environment,
-    History,
-    JointAction,
-    Outcome,
-    Prompts,
-    ask,
-)
+from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts, ask
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.grouped_lora import Stacked

@@ -31,9 +31,8 @@ from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
     item_ids,
+    load_file,
     load_from_hub,
-    make_dataset,
-    read_file,
     select_rows,
 )
 from trl_multiagent.folders import (
@@ -450,7 +449,7 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
     """
     path = Path(name)
     if path.suffix in LOCAL_SUFFIXES:
-        preferences = select_rows(make_dataset(read_file(path), name), split, name)
+        preferences = load_file(name, split)
     elif path.is_dir():
         if not (path / DATASET_STATE).is_file():
             raise ValueError(f"{path} holds no dataset, or an unfinished collection: start that again to finish it.")

@@ -23,6 +23,7 @@ from typing import Any
 import datasets
 from datasets import Dataset
 
+from trl_multiagent.environments.base import is_message
 from trl_multiagent.limits import check_dataset
 
 
@@ -184,6 +185,6 @@ def text_of(value: Any, column: str) -> str:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{column!r} is {value!r}; it must be a text or a list of chat messages.")
     for message in value:
-        if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
+        if not is_message(message):
             raise ValueError(f"{column!r} has the message {message!r}, which needs a text as 'role' and 'content'.")
     return "".join(message["content"] for message in value)

@@ -20,11 +20,10 @@ from typing import Any
 import pandas as pd
 import torch
 from transformers import TrainerCallback, TrainerState, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, item_id
-from trl_multiagent.folders import LOG_FILE, RUN_FILE, TEAM_FILE, read_json, write_json, write_text
+from trl_multiagent.folders import LOG_FILE, RUN_FILE, TEAM_FILE, last_checkpoint, read_json, write_json, write_text
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.alarms import Alarms
@@ -87,7 +86,7 @@ class RunReport(RolloutCallback):
         folder = Path(args.output_dir)
         if state.global_step == 0 and not self.has_begun:
             check_unused(folder)
-            last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+            last = last_checkpoint(folder)
             is_told = COMMAND_VARIABLE in os.environ or not state.is_world_process_zero  # by the command, the main one
             if last is not None and not is_told:
                 logger.warning(

@@ -20,7 +20,6 @@ from datasets import Dataset
 from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.console import hide_progress_bars
 from trl_multiagent.environments.base import Environment, describe_environment
@@ -28,7 +27,7 @@ from trl_multiagent.environments.dataset_rows import Datasets
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
-from trl_multiagent.folders import locked
+from trl_multiagent.folders import last_checkpoint, locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import differences
 from trl_multiagent.models.pretrained import quiet_loading
@@ -266,7 +265,7 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
         return output_dir or str(Path(resume).parent), resume
     if resume and not settings.has_named_folder:
         raise ConfigError("`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one.")
-    last = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    last = last_checkpoint(folder)
     if resume is True and not last:
         raise ConfigError(f"`resume_from_checkpoint: true`, but there is no checkpoint in {folder}.")
     starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete

@@ -24,11 +24,10 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import LoraConfig, PeftConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
-from transformers.trainer_utils import get_last_checkpoint
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
-from trl_multiagent.folders import PREFERENCES_FILE, read_json
+from trl_multiagent.folders import PREFERENCES_FILE, last_checkpoint, read_json
 from trl_multiagent.hub import open_repo
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, digest_of_rows
@@ -364,7 +363,7 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
         if run.in_rounds:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
-        checkpoint = prepared.resume_from_checkpoint or (get_last_checkpoint(folder) if folder.is_dir() else None)
+        checkpoint = prepared.resume_from_checkpoint or last_checkpoint(folder)
         forget_engine()
         now.trainer = trainer = ALGORITHMS[run.trained_with].trainer_class()(
             team=prepared.load_team(run.roles, now.source),
@@ -558,7 +557,7 @@ def train_reward_model(
     """
     folder = Path(args.output_dir)
     is_complete = (folder / COMPLETE_FILE).is_file()
-    checkpoint = get_last_checkpoint(str(folder)) if folder.is_dir() and not is_complete else None
+    checkpoint = None if is_complete else last_checkpoint(folder)
     settings = {
         "model": model,
         "roles": roles,

@@ -123,14 +123,13 @@ NO_EFFECT = {
     "wandb": "config_sections output_dir",
     "marlhf": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
     "marlhf_iter": "dpo_beta reward_model_device use_separate_critic value_head_hidden_dim",
-    "{algorithm}": "memory_mode original_prompt previous_prompts previous_response discount advantage_mode "
-    "advantage_normalization "
-    "early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training "
-    "agent_devices critic_devices "
-    "reference_devices reference_kl_devices preference_replay_dir log_reward_distribution comparator_devices "
-    "comparator_centralized_agent_index "
-    "comparator_api_max_n_per_request comparator_api_key_header comparator_api_key_prefix "
-    "comparator_api_response_field",
+    "{algorithm}": """
+        memory_mode original_prompt previous_prompts previous_response discount advantage_mode advantage_normalization
+        early_termination_threshold early_termination_weight epsilon_clip save_epochs parallel_training agent_devices
+        critic_devices reference_devices reference_kl_devices preference_replay_dir log_reward_distribution
+        comparator_devices comparator_centralized_agent_index comparator_api_max_n_per_request
+        comparator_api_key_header comparator_api_key_prefix comparator_api_response_field
+    """,
 }
 
 # Settings that would hold a key. They must be empty, because settings are saved with the run; the value is never shown

@@ -34,11 +34,7 @@ from trl_multiagent.models.pretrained import (
 )
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 from trl_multiagent.rollout.options import FULL_HISTORY, HistoryOptions
-from trl_multiagent.rollout.sampler import (
-    TeamSampler,
-    TransformersGenerator,
-    check_stop_strings,
-)
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, check_stop_strings
 from trl_multiagent.rollout.tree import Node, judge_nodes, play_episodes, turns_of_episodes
 from trl_multiagent.team.adapters import (
     AgentAdapters,

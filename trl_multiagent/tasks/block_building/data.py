@@ -9,13 +9,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl_multiagent.environments.dataset_rows import (
-    LOCAL_FILE,
-    Dataset,
-    make_dataset,
-    read_file,
-    select_rows,
-)
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, make_dataset, read_file, select_rows
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, load_datasets, setting
 from trl_multiagent.models.imitation import ImitationModel

@@ -31,15 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trl_multiagent.environments.base import (
-    PASSED,
-    Environment,
-    History,
-    JointAction,
-    Outcome,
-    Prompts,
-    check_roles,
-)
+from trl_multiagent.environments.base import PASSED, Environment, History, JointAction, Outcome, Prompts, check_roles
 
 
 Place = tuple[int, int, int]  # x to the right, y up, z to the back

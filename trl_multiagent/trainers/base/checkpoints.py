@@ -23,17 +23,11 @@ from peft import PeftModel
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import (
-    PREFIX_CHECKPOINT_DIR,
-    SaveStrategy,
-    TrainOutput,
-    get_last_checkpoint,
-    sort_checkpoints,
-)
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, sort_checkpoints
 from transformers.utils import logging
 
 from trl_multiagent.environments.task_errors import UnavailableError, describe
-from trl_multiagent.folders import checksum_of_file, is_machine_fault, write_json
+from trl_multiagent.folders import checksum_of_file, is_machine_fault, last_checkpoint, write_json
 from trl_multiagent.jobs.distributed import (
     OtherProcessError,
     OverdueElsewhere,
@@ -322,7 +316,7 @@ class CheckpointMixin(Trainer):
             WriteError: A file could not be written, or there was too little memory.
             UnavailableError: An endpoint or a vLLM server is gone.
         """
-        folder = self._last_checkpoint() if resume_from_checkpoint is True else resume_from_checkpoint
+        folder = last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
         if resume_from_checkpoint is True and folder is None:
             raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
@@ -342,7 +336,9 @@ class CheckpointMixin(Trainer):
         except (Overdue, OverdueElsewhere):
             if self.state.global_step and self._may_stop and not self.control.should_evaluate:
                 self._stop()
-            raise Stopped(f"in the code of the task. {self._last_complete()}", self._last_checkpoint()) from None
+            raise Stopped(
+                f"in the code of the task. {self._last_complete()}", last_checkpoint(self.args.output_dir)
+            ) from None
         except (UnavailableError, WriteError) as error:
             error.args = (f"{str(error).rstrip('.')}. {self._last_complete()}",)
             raise
@@ -357,14 +353,9 @@ class CheckpointMixin(Trainer):
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
             raise
 
-    def _last_checkpoint(self) -> str | None:
-        """Returns the last checkpoint of this run."""
-        folder = Path(self.args.output_dir)
-        return get_last_checkpoint(str(folder)) if folder.is_dir() else None
-
     def _last_complete(self) -> str:
         """Returns a sentence naming the last complete checkpoint."""
-        last = self._last_checkpoint()
+        last = last_checkpoint(self.args.output_dir)
         return "There is no checkpoint." if last is None else f"The last complete checkpoint is {last}."
 
     # Saving

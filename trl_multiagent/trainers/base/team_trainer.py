@@ -15,10 +15,7 @@ from datasets import Dataset
 from huggingface_hub import CommitInfo
 from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel
-from transformers.integrations import (
-    integration_utils,
-    is_deepspeed_zero3_enabled,
-)
+from transformers.integrations import integration_utils, is_deepspeed_zero3_enabled
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import logging
