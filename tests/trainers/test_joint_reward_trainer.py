@@ -1,6 +1,7 @@
 """The joint reward model: its text, its training, what is reported, and its use as a reward function."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_text():
         "### Answer of aux\nf()\n\n### Answer of main\ng()\n\n"
     )
     assert text.text(prompts, answers) == whole
-    assert JointText.from_config(json.loads(json.dumps(text.to_config()))) == text
+    assert JointText.from_config(json.loads(json.dumps(asdict(text)))) == text
     ids, is_cut = text.encode(byte_tokenizer(), prompts, answers)
     assert (ids, is_cut) == (byte_tokenizer()(whole + "<eos>")["input_ids"], False)
     with pytest.raises(ValueError, match=r"must contain {text} once"):
@@ -157,7 +158,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, start, reports):
 
     assert entries(resumed) == entries(whole) and {"num_tokens", "margin"} <= entries(resumed)[1].keys()
     config = json.loads((tmp_path / "run" / "checkpoint-2" / "config.json").read_text())
-    assert config["joint_text"] == whole.joint_text.to_config()
+    assert JointText.from_config(config["joint_text"]) == whole.joint_text
     page = read_page(tmp_path / "run" / "report.html")
     assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
 

@@ -6,7 +6,7 @@ The wording is stored in the configuration of the trained model, so it is the sa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -37,12 +37,8 @@ class JointText:
 
     @classmethod
     def from_config(cls, values: Mapping[str, Any]) -> "JointText":
-        """Reads the values that [`~JointText.to_config`] returned."""
+        """Reads the fields from a configuration, in which the roles are a list."""
         return cls(**{**values, "roles": tuple(values["roles"])})
-
-    def to_config(self) -> dict[str, Any]:
-        """Returns a JSON-serialisable dict."""
-        return {**asdict(self), "roles": list(self.roles)}
 
     def text(self, prompts: Mapping[str, Text], answers: Mapping[str, Text], prompt_length: int | None = None) -> str:
         """

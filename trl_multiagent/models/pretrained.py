@@ -54,7 +54,7 @@ def load_model(name: str, device_map: Any = None, **kwargs: Any) -> PreTrainedMo
         given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
         architecture = class_of(AutoConfig.from_pretrained(name, **given))
         model = create_model_from_path(name, architecture, device_map=device_map, **kwargs)
-    if model.config.get_text_config() is not model.config:
+    if is_composite(model):
         model.requires_grad_(False)
         for parameter in text_parameters(model):
             parameter.requires_grad_(parameter.is_floating_point())  # quantized ones are integers
@@ -83,14 +83,19 @@ def without_weights(config: PreTrainedConfig, **options: Any) -> PreTrainedModel
         return cls._from_config(config, **options)
 
 
+def is_composite(model: PreTrainedModel) -> bool:
+    """Returns whether a model consists of a text model and others."""
+    return model.config.get_text_config() is not model.config
+
+
 def text_model(model: PreTrainedModel) -> PreTrainedModel:
     """Returns the part of a model that computes the hidden states of texts."""
-    return model.base_model if model.config.get_text_config() is model.config else model.get_decoder()
+    return model.get_decoder() if is_composite(model) else model.base_model
 
 
 def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Returns the parameters that texts reach: in a composite model, its text model's and its head's."""
-    if model.config.get_text_config() is model.config:
+    if not is_composite(model):
         return list(model.parameters())
     parts = (model.get_decoder(), model.get_output_embeddings())
     return list({id(x): x for part in parts for x in part.parameters()}.values())
@@ -98,7 +103,7 @@ def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def outside_of_text(model: PreTrainedModel) -> str | None:
     """Returns a pattern for the modules of a composite model other than its text model; `None` for any other model."""
-    if model.config.get_text_config() is model.config:
+    if not is_composite(model):
         return None
     (name,) = (name for name, module in model.named_modules() if module is model.get_decoder())
     return rf"(?!{re.escape(name)}\.).*"

@@ -144,6 +144,7 @@ Trees = list[list[Node]]  # the nodes of each turn of a batch of trees
 ByRole = dict[str, list[Samples]]  # of each role, the samples at each node
 # Samples completions at nodes, a number for each role that acts there
 Sample = Callable[[list[Node], int], ByRole]
+Score = Callable[[list[Node]], list[list[Outcome]]]  # of each node's joint actions
 
 
 def known(values: Sequence[float]) -> list[float]:
@@ -195,7 +196,7 @@ def grow_trees(
     items: list[dict],
     environment: Environment,
     sample: Sample,
-    score: Callable[[list[Node]], list[list[Outcome]]],
+    score: Score,
     *,
     num_turns: int,
     num_generations: int,
@@ -256,7 +257,7 @@ def play_episodes(
     items: list[dict],
     environment: Environment,
     sample: Sample,
-    score: Callable[[list[Node]], list[list[Outcome]]] | None = None,
+    score: Score | None = None,
     *,
     num_turns: int | None = None,
     num_episodes: int = 1,

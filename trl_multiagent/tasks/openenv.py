@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from trl_multiagent.endpoints import MAX_BODY, check_url
-from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
+from trl_multiagent.environments.task import Task, load_datasets, setting
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.environments.workflow import Agents, WorkflowEnvironment
 from trl_multiagent.tasks.seeded import Seeds, check_package
@@ -124,9 +124,10 @@ def shown(observation: dict) -> str:
     return str(*fields.values()) if len(fields) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
-def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
-    return ServedEnvironment(settings.sections["openenv"])
-
-
 SETTINGS = {"dataset": Seeds, "openenv": Servers}
-TASK = Task(make_environment, load_datasets, SETTINGS, roles=lambda sections: sections["openenv"].actors)
+TASK = Task(
+    lambda settings: ServedEnvironment(settings.sections["openenv"]),
+    load_datasets,
+    SETTINGS,
+    roles=lambda sections: sections["openenv"].actors,
+)

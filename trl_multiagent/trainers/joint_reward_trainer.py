@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
             check_length("A text of the reward model", self.model, max(lengths))
-        self.model.config.update({CONFIG_KEY: self.joint_text.to_config()})
+        self.model.config.update({CONFIG_KEY: asdict(self.joint_text)})
         if args.freeze_backbone:
             self.model.base_model.requires_grad_(False)
         if peft_config is not None:

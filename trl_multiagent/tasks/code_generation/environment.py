@@ -22,7 +22,7 @@ from trl_multiagent.environments.base import (
     Prompts,
     scoring_context,
 )
-from trl_multiagent.environments.prompt_files import OwnPrompt, PromptFiles
+from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.code_generation.expert import Expert, function_of, shorten
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
@@ -66,10 +66,6 @@ class CodePrompts(PromptFiles):
     main_feedback: str | None = setting("The same for main alone.")
 
     takes = {"aux": FIRST, "main": FIRST, "feedback": LATER, "aux_feedback": LATER, "main_feedback": LATER}
-
-    def feedback_of(self, role: str) -> OwnPrompt | None:
-        """Returns the prompt that the user gave for a role's later turns."""
-        return self.prompts.get(f"{role}_feedback", self.prompts.get("feedback"))
 
 
 def signature(item: dict) -> str:
@@ -369,7 +365,8 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         result, function = history[-1].outcome.info, function_of(role, item)
         checks = self._shown_checks(result.verdict.checks if result.verdict else ())
         lines = feedback_for(role, self.roles, self.mode, item, result, checks, edits)
-        text, own_prompt = "\n".join(lines), self.prompt_files.feedback_of(role)
+        text, given = "\n".join(lines), self.prompt_files.prompts
+        own_prompt = given.get(f"{role}_feedback", given.get("feedback"))
         if own_prompt is not None:
             answer = {"function": function, "response": history[-1].joint_action[role]}
             prompt = own_prompt.make({**_fields(item), "feedback": text, **answer}, item, text, history)
