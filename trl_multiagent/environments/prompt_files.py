@@ -1,6 +1,5 @@
 """User-supplied prompt templates and functions, which replace the prompts of a task family."""
 
-import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -62,8 +61,7 @@ class PromptFiles:
 
     def given(self) -> dict[str, str]:
         """Returns the settings that have a value."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: getattr(self, name) for name in self.takes if getattr(self, name) is not None}
 
     def saved(self) -> dict[str, str]:
         """

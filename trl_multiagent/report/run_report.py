@@ -52,7 +52,7 @@ KEPT_STEPS = 20  # a run without a trace keeps some trees of some steps
 SECONDS_BETWEEN = 10.0  # least time between refreshes
 SHARE_OF_TIME = 0.02  # largest share of the time that refreshes take
 MAX_FILES = 40  # files of a trace that a page shows
-PACKAGES = ("trl-multiagent", "trl", "transformers", "torch", "accelerate", "datasets", "peft")
+PACKAGES = "trl-multiagent trl transformers torch accelerate datasets peft".split()
 # Settings that do not affect the training
 UNSHOWN = """
     output_dir logging_dir run_name report_to hub_model_id hub_token disable_tqdm use_cpu debug accelerator_config

@@ -18,7 +18,7 @@ RANGES = {"temperature": (0, 1e6), "top_p": (0, 1), "top_k": (0, 1e9)}
 # Without these values, `generate` would use the model's own generation configuration
 DEFAULTS = {"max_new_tokens": 256, "repetition_penalty": 1.0}
 SAMPLING_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+SAMPLING = "temperature top_p top_k min_p top_h typical_p epsilon_cutoff eta_cutoff".split()
 OTHER_NAMES = {"max_completion_length": "max_new_tokens", "max_tokens": "max_new_tokens", "n": "num_return_sequences"}
 
 

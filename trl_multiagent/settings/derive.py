@@ -139,15 +139,18 @@ class Settings:
         sections = {name: self.sections[name] for name in ("dataset", *self.task.settings)}
         return TaskSettings(sections, self.num_agents + len(self.seats), run_folder, self.is_centralized)
 
+    def arguments_of(self, cls: type) -> dict[str, Any]:
+        """Returns the settings in the algorithm's section that are fields of a dataclass."""
+        names = {field.name for field in fields(cls)}
+        return {name: value for name, value in self.arguments.items() if name in names}
+
     def part(self, cls: type[Part], **changes: Any) -> Part:
         """
         Makes an instance of a dataclass from the settings in the algorithm's section that are its fields, and
         `changes`.
         """
-        names = {field.name for field in fields(cls)}  # type: ignore[arg-type]
-        values = {name: value for name, value in self.arguments.items() if name in names}
         with config_errors(f"section `{self.algorithm}`: "):
-            return cls(**{**values, **changes})
+            return cls(**{**self.arguments_of(cls), **changes})
 
 
 def run_id() -> str | None:

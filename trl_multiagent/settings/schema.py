@@ -231,10 +231,10 @@ def extras_of(algorithm: str) -> type[AlgorithmExtras]:
 
 
 # The section `peft` has the fields of `LoraConfig`, except for those that PEFT itself sets
-NOT_IN_PEFT = (
-    "task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode runtime_config "
-    "megatron_config megatron_core"
-).split()
+NOT_IN_PEFT = """
+    task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode runtime_config
+    megatron_config megatron_core
+""".split()
 PEFT_DEFAULTS = {"target_modules": "all-linear"}
 
 

@@ -239,9 +239,6 @@ def make_critics(team: Any, roles: dict[str, str], settings: CriticSettings) -> 
         model, tokenizer, agents_own = backbone.model, backbone.tokenizer, team.tokenizers[backbone.role]
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         backbone.shares_vocabulary = tokenizer is agents_own or tokenizer.get_vocab() == agents_own.get_vocab()
-        if backbone.adapter is not None:
-            for parameter in adapter_parameters(model, backbone.adapter):
-                parameter.requires_grad_(True)
         with seeded(settings.seed, f"critic head {name}"):
             critics.heads[name] = make_head(base_of(model), settings.head_hidden_dim)
         source = sources[name]
@@ -303,7 +300,8 @@ def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> Non
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     # As for agents' adapters
     model.add_adapter(adapter, config, autocast_adapter_dtype=not is_deepspeed_zero3_enabled())
-    for parameter in trained:  # PEFT leaves only one adapter of a model trainable
+    # PEFT leaves only one adapter of a model trainable
+    for parameter in (*trained, *adapter_parameters(model, adapter)):
         parameter.requires_grad_(True)
 
 

@@ -117,8 +117,10 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     _name = "MADPO"
     _config_class = MADPOConfig
-    _card_settings = ["loss_type", "loss_weights", "beta", "reference_free", "learning_rate", "num_train_epochs"]
-    _card_settings += ["per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "seed"]
+    _card_settings = """
+        loss_type loss_weights beta reference_free learning_rate num_train_epochs per_device_train_batch_size
+        gradient_accumulation_steps max_length seed
+    """.split()
 
     args: MADPOConfig
     train_dataset: Dataset

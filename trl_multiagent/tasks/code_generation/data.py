@@ -244,8 +244,7 @@ class External(ExpertSettings):
         bool | Literal["1", "true", "yes", "y", "on", "0", "false", "no", "n", "off"] | None
     ) = setting(
         "Whether the prompt of a later turn is the feedback alone, or (false) the first prompt with the feedback "
-        "in the place of "
-        "the problem; by default it is the feedback alone."
+        "in the place of the problem; by default it is the feedback alone."
     )
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from trl_multiagent.trainers.base.batch import Advantages
 
 
 # Metrics that a trainer logs, which are not computed here
-TRAINER_METRICS = ("loss", "reward_std", "env_step", "num_tokens", "epoch", "step", "grad_norm", "learning_rate")
+TRAINER_METRICS = "loss reward_std env_step num_tokens epoch step grad_norm learning_rate".split()
 
 LONG = 16  # tokens; shorter completions are not checked for repetition
 PHRASE = 8  # tokens of a repeated phrase

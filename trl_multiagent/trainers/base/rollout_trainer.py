@@ -68,9 +68,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     """
 
     args: RolloutConfig
-    _card_settings = ["num_turns", "num_generations", "joint_mode", "handoff", "discount", "reward_scale"]
-    _card_settings += ["reward_shift", "items_per_device", "max_completion_length", "temperature", "learning_rate"]
-    _card_settings += ["beta", "seed"]
+    _card_settings = """
+        num_turns num_generations joint_mode handoff discount reward_scale reward_shift items_per_device
+        max_completion_length temperature learning_rate beta seed
+    """.split()
     _buffered_inputs: list[Batch]  # the micro-batches of an optimizer step
     _rows: Mapping[str, list] = {}  # that the critics read in the current batch, by critic
     _ahead: Any = None  # samples the next batch during the update, see [`~trainers.base.ahead`]

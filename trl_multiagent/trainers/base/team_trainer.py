@@ -179,9 +179,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
             )
         if team.critics is not None and not self._trains_critics:
             raise ValueError(
-                "The team has the critics of an earlier trainer, which this one does not train. Save the team, "
-                "and load its "
-                "agents with `AgentTeam.from_pretrained`."
+                "The team has the critics of an earlier trainer, which this one does not train. Save the team, and "
+                "load its agents with `AgentTeam.from_pretrained`."
             )
         if args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = False  # every backward pass reaches every trained agent
@@ -572,8 +571,8 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
     agents = {role: team.agents[role] for role in team.trained_roles if has_routers(team.agents[role])}
     if given and not agents:
         raise ValueError(
-            f"`{name}` is {given}, but no trained agent is a mixture of experts "
-            "that returns its router logits: leave it out."
+            f"`{name}` is {given}, but no trained agent is a mixture of experts that returns its router logits: leave "
+            "it out."
         )
     configs = {role: agent.config.get_text_config() for role, agent in agents.items()}
     coefs = {role: getattr(config, name, 0.0) if given is None else given for role, config in configs.items()}
