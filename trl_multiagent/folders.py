@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -142,6 +142,11 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def write_lines(path: Path, values: Iterable[Any]) -> None:
+    """Writes a file of one line of JSON per value atomically."""
+    write_text(path, "".join(f"{json.dumps(value)}\n" for value in values))
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator, PartialState
 from tqdm.auto import tqdm
 
-from trl_multiagent.folders import locked, naming_damage, read_json, write_json, write_text
+from trl_multiagent.folders import locked, naming_damage, read_json, write_json, write_lines
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 
 
@@ -94,7 +94,7 @@ class Stage:
 
     def save(self, part: str, records: Sequence[dict[str, Any]]) -> None:
         """Writes a part of this process, one line of JSON per record."""
-        write_text(self.folder / part, "".join(json.dumps(record) + "\n" for record in records))
+        write_lines(self.folder / part, records)
 
     def read(self, part: str) -> list[dict[str, Any]]:
         """Reads the records of a part of any process. Raises `ValueError` if the part is missing or damaged."""

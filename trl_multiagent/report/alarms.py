@@ -19,7 +19,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import PASSED
-from trl_multiagent.folders import ALARMS_FILE, naming, write_text
+from trl_multiagent.folders import ALARMS_FILE, naming, write_lines
 from trl_multiagent.report.run_page import read_lines
 
 
@@ -82,7 +82,7 @@ class Alarms(TrainerCallback):
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a resumed run repeats the alarms after its checkpoint
             kept = [alarm for alarm in read_lines(path) if alarm["step"] <= state.global_step]
-            write_text(path, "".join(f"{json.dumps(alarm)}\n" for alarm in kept))
+            write_lines(path, kept)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and "reward" in state.log_history[-1]:

@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import Environment, item_id
-from trl_multiagent.folders import LOG_FILE, RUN_FILE, TEAM_FILE, last_checkpoint, read_json, write_json, write_text
+from trl_multiagent.folders import LOG_FILE, RUN_FILE, TEAM_FILE, last_checkpoint, read_json, write_json, write_lines
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.alarms import Alarms
@@ -103,7 +103,7 @@ class RunReport(RolloutCallback):
             remove_after(folder / TREES_FOLDER, state.global_step)
             write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
             # A resumed run repeats the entries after its checkpoint
-            write_text(folder / LOG_FILE, "".join(f"{json.dumps(log)}\n" for log in state.log_history))
+            write_lines(folder / LOG_FILE, state.log_history)
 
     def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
         if not self.is_running or args.trace_steps is not None:  # a trace has all trees

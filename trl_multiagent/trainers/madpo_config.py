@@ -55,8 +55,3 @@ class MADPOConfig(SamplingOptions, TeamConfig, DPOConfig):
             raise ValueError(f"`loss_type` is {self.loss_type}; a team has the losses {', '.join(LOSS_TYPES)}.")
         check_arguments(self)
         super().__post_init__()
-
-    @property
-    def weighted_losses(self) -> list[tuple[str, float]]:
-        """Each loss in `loss_type`, with its weight."""
-        return list(zip(self.loss_type, self.loss_weights or [1.0] * len(self.loss_type), strict=True))

@@ -309,7 +309,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
         weights = inputs["weights"]
         pairs, sft = torch.zeros_like(weights), 0.0
-        for loss_type, weight in self.args.weighted_losses:
+        losses = self.args.loss_type
+        for loss_type, weight in zip(losses, self.args.loss_weights or [1.0] * len(losses), strict=True):
             if loss_type == "sft":
                 sft += weight
             else:
