@@ -505,9 +505,8 @@ def judge(
         if isinstance(reward, Mapping):
             if set(reward) != set(environment.roles):
                 raise TaskError(
-                    f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one "
-                    "number, or one for "
-                    f"each of the roles {', '.join(environment.roles)}."
+                    f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one number, or "
+                    f"one for each of the roles {', '.join(environment.roles)}."
                 )
             rewards = {
                 x: as_reward(name, reward[x], f"for {x!r}, {where}", position, drops) for x in environment.roles

@@ -153,8 +153,7 @@ def collect_preferences(
     check_dataset("dataset", dataset)
     if len(dataset) == 0:
         raise ValueError("`dataset` has no items.")
-    if team.roles != tuple(environment.roles):
-        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    team.check_roles_of(environment)
     if any(parameter.numel() == 0 for parameter in team.parameters()):
         raise ValueError("The team is sharded (ZeRO-3), so it cannot sample: save it, and load it from its folder.")
     state = start_processes()

@@ -40,9 +40,8 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
     use_environment_step: bool = setting("Whether pairs count as env steps, as CoMLRL counts them.", True)
     environment_steps_per_pair: int = setting("Env steps per pair in this count.", 2, ge=1)
     comparator_policy: Literal["current", "current_copy", "history", "model", "api"] | None = setting(
-        "Policy that samples the other answer of each pair: the team itself (two names), "
-        "the team of an earlier round, other models, or a model at an endpoint. By default, both answers are "
-        "candidates of the team."
+        "Policy that samples the other answer of each pair: the team itself (two names), the team of an earlier "
+        "round, other models, or a model at an endpoint. By default, both answers are candidates of the team."
     )
     comparator_generation_mode: Literal["decentralized", "centralized"] = setting(
         "How `comparator_policy: model` and `api` answer: one agent, or one request, per role; or one model for all "

@@ -105,9 +105,9 @@ TASK_MAPPING = "block_building"
 VALUES = {"agent_model.torch_dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}}
 
 # Arguments of the trainer for which null means the default
-NULL_IS_DEFAULT = (
-    "temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k"
-).split()
+NULL_IS_DEFAULT = """
+    temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k
+""".split()
 
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}

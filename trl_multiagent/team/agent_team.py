@@ -415,8 +415,7 @@ class AgentTeam(nn.Module):
         """
         from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 
-        if self.roles != tuple(environment.roles):
-            raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
+        self.check_roles_of(environment)
         check_stop_strings(stop_strings, self.roles)
         seed = int(torch.randint(2**62, ())) if seed is None else seed
         arguments = sampling_arguments(generation_kwargs)
@@ -434,6 +433,11 @@ class AgentTeam(nn.Module):
         for (turn,) in episodes if are_texts else ():
             turn.outcome = cast(Any, None)
         return episodes[0] if isinstance(item, str | Mapping) else episodes
+
+    def check_roles_of(self, environment: Environment) -> None:
+        """Raises `ValueError` if an environment has other roles than the team."""
+        if self.roles != tuple(environment.roles):
+            raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
 
     def end_tokens(self, role: str) -> list[int]:
         """Returns the ids of the tokens that end an agent's completion: its tokenizer's and its model's."""

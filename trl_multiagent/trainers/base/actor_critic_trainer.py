@@ -60,8 +60,10 @@ class ActorCriticTrainer(RolloutTrainer):
     _value_scales: dict[str, tuple[float, float]]  # by critic
     _num_joint_actions: dict[str, int]  # that each critic judges, in all processes
     _config_class = ActorCriticConfig  # of the default configuration
-    _card_settings = [*RolloutTrainer._card_settings, "critic_form", "critic_type", "gae_lambda"]
-    _card_settings += ["critic_learning_rate", "value_loss_coef"]
+    _card_settings = [
+        *RolloutTrainer._card_settings,
+        *"critic_form critic_type gae_lambda critic_learning_rate value_loss_coef".split(),
+    ]
 
     # Methods that an algorithm defines
 

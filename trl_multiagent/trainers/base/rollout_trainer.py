@@ -572,8 +572,7 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
             f"`environment` must be an `Environment`, got `{type_name}`: `@workflow(roles=...)` makes a function one."
         )
     check_roles(environment.roles)
-    if tuple(team.roles) != tuple(environment.roles):
-        raise ValueError(f"The team has the roles {list(team.roles)}, the environment {list(environment.roles)}.")
+    team.check_roles_of(environment)
     if num_agents is not None and num_agents != len(team.roles):
         raise ValueError(f"`num_agents` is {num_agents}, but the environment has the roles {list(environment.roles)}.")
 
