@@ -30,7 +30,7 @@ from trl_multiagent.models.pretrained import check_length
 from trl_multiagent.models.reasoning import CompletionReader, Reasoning, check_template_kwargs
 from trl_multiagent.rollout.history import WholePrompt, tokenize_nodes, uses_chat_template
 from trl_multiagent.rollout.options import HistoryOptions
-from trl_multiagent.rollout.tree import ByRole, Node, Samples, acting, derive_seed, first_nodes
+from trl_multiagent.rollout.tree import ByRole, Node, Samples, acting, derive_seed, first_nodes, grouped
 
 
 logger = logging.get_logger(__name__)
@@ -150,10 +150,10 @@ class TransformersGenerator:
         }
         stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
         seeds = [self.seeds(role, turn) for role in roles]
-        distinct: dict[tuple[int, ...], list[int]] = {}  # for each agent and prompt, the nodes with this prompt
-        for agent, role in enumerate(roles):
-            for k, ids in enumerate(turn.prompt_ids[role]):
-                distinct.setdefault((agent, *ids), []).append(k)
+        # For each agent and prompt, the nodes with this prompt
+        distinct = grouped(
+            ((agent, *ids), k) for agent, role in enumerate(roles) for k, ids in enumerate(turn.prompt_ids[role])
+        )
         groups = generate_groups(
             model,
             [ids for _, *ids in distinct],

@@ -134,10 +134,8 @@ class Node:
         completions, returns = self.completion_of(role), self.returns_of(role)
         if role in self.counterfactuals:
             returns = [value - other for value, other in zip(returns, self.counterfactuals[role], strict=True)]
-        by_completion: list[list[float]] = [[] for _ in range(1 + max(completions))]
-        for completion, value in zip(completions, returns, strict=True):
-            by_completion[completion].append(value)
-        return [mean_of_known(values) for values in by_completion]
+        by_completion = grouped(zip(completions, returns, strict=True))
+        return [mean_of_known(by_completion[completion]) for completion in sorted(by_completion)]
 
 
 Trees = list[list[Node]]  # the nodes of each turn of a batch of trees
