@@ -328,7 +328,7 @@ def act(urls, answer, seeds, reward_none="error", **section):
     class Settings:
         sections = {"openenv": openenv.Servers(urls, **section)}
 
-    environment = openenv.make_environment(Settings)
+    environment = openenv.TASK.make_environment(Settings)
     return play_by(environment, seeds, lambda node, role: answer(node.history), num_turns=4, reward_none=reward_none)
 
 
