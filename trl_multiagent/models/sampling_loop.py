@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
-from transformers import Cache, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.generation import (
     EosTokenCriteria,
@@ -120,7 +120,7 @@ class SamplingLoop:
     agents: torch.Tensor
     group: Stacked | None
     stops: StopStrings | None
-    cache: Cache | None
+    cache: Any
     inputs: dict[str, Any]
 
     def __call__(
@@ -179,7 +179,7 @@ class SamplingLoop:
                 rows.keep(live)
                 if len(live) == 0:
                     break
-                keep_rows(cast(Cache, self.cache), live)
+                keep_rows(self.cache, live)
                 token.renew()
         result[rows.places], logps[rows.places] = rows.ids, rows.numbers
         self.numbers = logps
@@ -206,7 +206,7 @@ class SamplingLoop:
         Returns whether attention adds a mask of the whole room to its scores. Otherwise, the model makes one again at
         every token.
         """
-        return takes_masks(model) and all(type(x) is RoomyLayer for x in cast(Cache, self.cache).layers)
+        return takes_masks(model) and all(type(x) is RoomyLayer for x in self.cache.layers)
 
     def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
         """
@@ -303,7 +303,7 @@ class FixedToken(GrowingToken):
 
     def sample(self, length: int) -> None:
         if self.mask is None:
-            layers = cast(Any, self.loop.cache).layers
+            layers = self.loop.cache.layers
             self.place = torch.tensor([length - 1], device=self.rows.ids.device)  # of the last token
             self.mask = additive(self.rows.mask, self.model.dtype)
             self.mask = torch.nn.functional.pad(
