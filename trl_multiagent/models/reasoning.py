@@ -32,9 +32,10 @@ WITHOUT_TOKENS = re.compile(r"\A\s*analysis(?:.*assistantfinal|(?=[A-Z]).*)", re
 ANSWERS, CALLS = re.compile(r"<\|channel\|>final|to=user"), re.compile(r"to=functions\.[\w.-]+")
 PARTS = {MESSAGE, STARTS, "<|channel|>", "<|end|>", "<|eom|>"}
 # Of calls of tools: special tokens in some tokenizers
-CALL_TOKENS = {"[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool_call>", "</tool_call>", "<|tool_call|>"}
-CALL_TOKENS |= {"<|/tool_call|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"}
-CALL_TOKENS |= {"<|START_ACTION|>", "<|END_ACTION|>", "<|tool_call_start|>", "<|tool_call_end|>"}
+CALL_TOKENS = """
+    [TOOL_CALLS] [ARGS] <|python_tag|> <tool_call> </tool_call> <|tool_call|> <|/tool_call|> <|tool_call_begin|>
+    <|tool_call_argument_begin|> <|tool_call_end|> <|START_ACTION|> <|END_ACTION|> <|tool_call_start|>
+""".split()
 HIDDEN = {f"<|{place}_{part}|>" for place in ("START", "END") for part in ("RESPONSE", "TEXT")}  # of Cohere
 MALFORMED = (ValueError, TypeError, SyntaxError, AttributeError, RecursionError, MemoryError)
 KEY = "reasoning_content"  # of a message, in chat templates

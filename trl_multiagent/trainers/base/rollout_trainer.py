@@ -265,11 +265,19 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     ) -> Trees:
         """Plays with one of the functions of `rollout.tree`. `first`: the number of the first item."""
         self.observer.reported = {}
-        options |= {"num_turns": self.args.num_turns, "discount": self.args.discount}
-        options |= {"process_reward": self._process_reward, "numbers": range(first, first + len(items))}
         self.sampler.stream = stream
         with scoring(ScoringContext(trainer_state=self.state)):
-            return function(items, self.environment, self._sample, score, **options)
+            return function(
+                items,
+                self.environment,
+                self._sample,
+                score,
+                num_turns=self.args.num_turns,
+                discount=self.args.discount,
+                process_reward=self._process_reward,
+                numbers=range(first, first + len(items)),
+                **options,
+            )
 
     def _process_reward(self, reward: float) -> float:
         return reward * self.args.reward_scale + self.args.reward_shift
