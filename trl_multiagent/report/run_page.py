@@ -55,10 +55,16 @@ class RunFiles:
     def shown_facts(self) -> dict[str, Any]:
         step = max((log["step"] for log in self.logs), default=0)
         seconds = sum(log.get("train_runtime", 0) for log in self.logs)
-        own = {"name": self.name, "folder": str(self.folder), "step": step, "train_runtime": seconds}
-        totals = {name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log}
-        # A task of a recipe has a name; others are described by their environments
-        return {**own, **totals, **self.facts, "task": self.settings.get("task") or self.facts["environment"]}
+        return {
+            "name": self.name,
+            "folder": str(self.folder),
+            "step": step,
+            "train_runtime": seconds,
+            **{name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log},
+            **self.facts,
+            # A task of a recipe has a name; others are described by their environments
+            "task": self.settings.get("task") or self.facts["environment"],
+        }
 
     @property
     def identity(self) -> dict[str, Any]:

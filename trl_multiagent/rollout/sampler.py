@@ -144,9 +144,10 @@ class TransformersGenerator:
         """
         given, tokenizers = self.arguments.get("eos_token_id"), self.team.tokenizers
         ends = [self.team.end_tokens(role) if given is None else np.atleast_1d(given).tolist() for role in roles]
-        special = {
+        arguments = {
             "pad_token_id": tokenizers[roles[0]].pad_token_id,
             "eos_token_id": [token for ids in ends for token in ids],
+            **self.arguments,
         }
         stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
         seeds = [self.seeds(role, turn) for role in roles]
@@ -158,7 +159,7 @@ class TransformersGenerator:
             model,
             [ids for _, *ids in distinct],
             [[x for k in nodes for x in seeds[agent][k]] for (agent, *_), nodes in distinct.items()],
-            GenerationConfig(**{**special, **self.arguments}),
+            GenerationConfig(**arguments),
             self.token_budget,
             Agents(ends, stops, group),
             [agent for agent, *_ in distinct],

@@ -55,8 +55,8 @@ def run_collection(task: Task | None, argv: Sequence[str] | None = None, prog: s
 
         check_folder("`preference_dataset`", folder)
         if settings.dry_run:
-            lines = {"section": SECTION, "agents": agents(settings.model_names, environment.roles)}
-            return print_plan({**lines, **cost(config, environment, load_items)})
+            names = agents(settings.model_names, environment.roles)
+            return print_plan({"section": SECTION, "agents": names, **cost(config, environment, load_items)})
         items = load_items()
         check_comparator(config)
         state = start_processes()

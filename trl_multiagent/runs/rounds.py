@@ -507,8 +507,8 @@ def run_reward_model(settings: Settings) -> None:
         preferences = load_preferences(name, environment.roles)
         start_logging(settings, args.disable_tqdm, args.process_index == 0)
         if settings.dry_run:
-            lines = {"starts from": base, "preferences": f"{name}, {len(preferences)} pairs"}
-            return print_plan({**lines, "folder": args.output_dir})
+            pairs = f"{name}, {len(preferences)} pairs"
+            return print_plan({"starts from": base, "preferences": pairs, "folder": args.output_dir})
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
         with end_on_signal(prog, []), end_with_one_line(prog):

@@ -289,8 +289,9 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
     name = converted(name)
     check_saved_adapter(name)
-    arguments = {"device_map": None, "dtype": dtype, "trust_remote_code": False}
-    return text_model(create_model_from_path(name, cast(Any, AutoModel), **arguments))
+    return text_model(
+        create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype, trust_remote_code=False)
+    )
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:

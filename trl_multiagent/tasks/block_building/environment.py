@@ -503,8 +503,13 @@ def wall_metrics(target: Target, built: Built, palettes: Palettes) -> dict[str, 
     reward = COVERED * metrics["covered"] + EXTRA * metrics["extra"]
     reward += ADJACENT * metrics["adjacent"] + MISSING * metrics["missing"]
     is_right = covered == len(wanted) and not extra and not same and not metrics["missing"]
-    more = {"iou": covered / (len(wanted) + extra), "adjacent_pairs": float(same)}
-    return {"total_reward": reward, PASSED: float(is_right), **more, **metrics}
+    return {
+        "total_reward": reward,
+        PASSED: float(is_right),
+        "iou": covered / (len(wanted) + extra),
+        "adjacent_pairs": float(same),
+        **metrics,
+    }
 
 
 def house_metrics(target: Target, built: Built, damage: float, count_air: bool) -> dict[str, float]:

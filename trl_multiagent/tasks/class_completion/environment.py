@@ -232,9 +232,14 @@ class ClassCompletionEnvironment(ProgramEnvironment):
         return f"ClassCompletionEnvironment(roles={self.roles}, {settings}, reward_version={REWARD_VERSION})"
 
     def resume_settings(self) -> dict[str, Any]:
-        own = {"division": self.division, "kind": self.kind, "mode": self.mode}
-        prompts = {"prompt_files": self.prompt_files.saved()}
-        return {"reward_version": REWARD_VERSION, **own, **prompts, **super().resume_settings()}
+        return {
+            "reward_version": REWARD_VERSION,
+            "division": self.division,
+            "kind": self.kind,
+            "mode": self.mode,
+            "prompt_files": self.prompt_files.saved(),
+            **super().resume_settings(),
+        }
 
     def methods_of(self, item: dict) -> list[list[str]]:
         """Returns the names of each agent's methods, in the order of the roles."""

@@ -368,8 +368,9 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         text, given = "\n".join(lines), self.prompt_files.prompts
         own_prompt = given.get(f"{role}_feedback", given.get("feedback"))
         if own_prompt is not None:
-            answer = {"function": function, "response": history[-1].joint_action[role]}
-            prompt = own_prompt.make({**_fields(item), "feedback": text, **answer}, item, text, history)
+            response = history[-1].joint_action[role]
+            values = {**_fields(item), "feedback": text, "function": function, "response": response}
+            prompt = own_prompt.make(values, item, text, history)
         else:
             need = " if needed" if self.mode == PASSED else ""
             ask = f"Revise your function `{function}`{need}. Answer with the Python code of the function alone.\n"

@@ -340,11 +340,21 @@ def metric_ranges(num_agents: int) -> dict[str, tuple[float, float]]:
     defined, together = MAIN_DEFINED + is_team * AUX_DEFINED, is_team * (AUX_USED + NOT_A_WRAPPER)
     rewards = ("reward", "total_reward", "gated_total_reward", *(f"{kind}_reward" for kind in KINDS))
     largest = dict.fromkeys(rewards, defined + SYNTAX + TESTS + together)
-    largest |= {"definition_reward": defined, "syntax_reward": SYNTAX, "execution_reward": TESTS}
-    largest |= {"syntax_valid_rate": 1.0, "test_pass_rate": 1.0}
+    largest |= {
+        "definition_reward": defined,
+        "syntax_reward": SYNTAX,
+        "execution_reward": TESTS,
+        "syntax_valid_rate": 1.0,
+        "test_pass_rate": 1.0,
+    }
     if is_team:
-        largest |= {"collab_aux_usage": AUX_USED, "collab_non_wrapper": NOT_A_WRAPPER, "size_share": 0.5}
-        largest |= {"collab_ignored_aux_call_penalty": VALUE_IGNORED, "collaboration_reward": together}
+        largest |= {
+            "collab_aux_usage": AUX_USED,
+            "collab_non_wrapper": NOT_A_WRAPPER,
+            "size_share": 0.5,
+            "collab_ignored_aux_call_penalty": VALUE_IGNORED,
+            "collaboration_reward": together,
+        }
     lowest = {"collaboration_reward": -VALUE_IGNORED}
     return {name: (lowest.get(name, 0.0), value) for name, value in largest.items()}
 

@@ -113,8 +113,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         # GRPOTrainer must not set up a reference model, vLLM and dropout for a single model, and would warn about
         # token-level ratios with "luspo"
         level = "sequence" if args.loss_type == "luspo" else args.importance_sampling_level
-        others = {"beta": 0.0, "use_vllm": False, "disable_dropout": False, "importance_sampling_level": level}
-        with temporarily_set(args, **others, router_aux_loss_coef=None):
+        with temporarily_set(
+            args,
+            beta=0.0,
+            use_vllm=False,
+            disable_dropout=False,
+            importance_sampling_level=level,
+            router_aux_loss_coef=None,
+        ):
             super().__init__(
                 args=args,
                 model=team,
@@ -149,8 +155,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         special = ("pad_token_id", "bos_token_id", "eos_token_id")  # the first agent's
         arguments = {name: value for name, value in self.generation_kwargs.items() if name not in special}
         arguments["disable_compile"] = True
-        limits = {"token_budget": args.generation_token_budget, "stop_strings": args.stop_strings}
-        return TrainerGenerator(self, arguments, args.ds3_gather_for_generation, **limits)
+        return TrainerGenerator(
+            self,
+            arguments,
+            args.ds3_gather_for_generation,
+            token_budget=args.generation_token_budget,
+            stop_strings=args.stop_strings,
+        )
 
     # Methods that an algorithm defines
 
@@ -497,9 +508,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     # Checkpoints: counts, and the state of the environment
 
     def _process_state(self) -> dict[str, Any]:
-        counts = {"env_step": self.env_step, "generated_tokens": self.generated_tokens}
-        chosen = {"rows": [self.args.rows_per_forward, self.args.gradient_checkpointing]}
-        return {**super()._process_state(), **counts, **chosen}
+        return {
+            **super()._process_state(),
+            "env_step": self.env_step,
+            "generated_tokens": self.generated_tokens,
+            "rows": [self.args.rows_per_forward, self.args.gradient_checkpointing],
+        }
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
@@ -528,10 +542,14 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> TrainOutput:
         output = super()._finalize_training(*args, **kwargs)
         if self.args.should_save:  # so that another training can have the same cost
-            cost = {"env_steps": self.env_step, "generated_tokens": self.generated_tokens}
             folder = Path(self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / COST_FILE, {**cost, "optimizer_steps": self.state.global_step})
+            cost = {
+                "env_steps": self.env_step,
+                "generated_tokens": self.generated_tokens,
+                "optimizer_steps": self.state.global_step,
+            }
+            write_json(folder / COST_FILE, cost)
         return output
 
 

@@ -213,8 +213,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
                     "shared prompts once for each completion, and no CUDA graph samples tokens. 'sdpa' does both."
                 )
             if args.use_liger_kernel:  # its norms, rotary embeddings and activations, but not its losses
-                own = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-                apply_liger_kernel(model, {**(args.liger_kernel_config or {}), **own})
+                kernels = args.liger_kernel_config or {}
+                apply_liger_kernel(model, {**kernels, "cross_entropy": False, "fused_linear_cross_entropy": False})
         if args.deepspeed_plugin is not None:
             # DeepSpeed's own default, 5e8 gradients, needs a buffer of one gigabyte, more than the shards of a
             # small team. transformers' "auto" is the hidden size squared: hundreds of small reductions

@@ -295,8 +295,7 @@ class AdapterGeneration(AgentGeneration):
         return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
 
     def _start_engine(self, **arguments: Any) -> None:
-        lora = {"enable_lora": True, "max_loras": len(self.roles), "max_lora_rank": self._rank}
-        super()._start_engine(**lora, **arguments)
+        super()._start_engine(enable_lora=True, max_loras=len(self.roles), max_lora_rank=self._rank, **arguments)
 
     def _send(self, owner: str, together: bool) -> None:
         is_colocated, shares = self.mode == "colocate", self.mode == "colocate" and together
@@ -544,9 +543,10 @@ def as_completions(
 
 def stopping(strings: Sequence[str]) -> dict[str, Any]:
     """Returns the sampling parameters of vLLM that end a completion after a string, which the completion keeps."""
+    if not strings:
+        return {}
     # A string may be a special token, such as `</tool_call>`
-    shown = {"include_stop_str_in_output": True, "skip_special_tokens": False}
-    return {"stop": list(strings), **shown} if strings else {}
+    return {"stop": list(strings), "include_stop_str_in_output": True, "skip_special_tokens": False}
 
 
 def launch_variables(num_processes: int) -> AbstractContextManager[None]:
@@ -580,37 +580,38 @@ def make_generations(
     for k, roles in enumerate(groups):
         model = policies[roles[0]]
         with_adapters = isinstance(model, PeftModel)
-        kwargs = {
-            "roles": roles,
-            "stop_strings": args.stop_strings or {},
+        folder = None
+        if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
+            number = sum(x.nbytes for role in roles for x in adapter_parameters(model, role)) if with_adapters else 0
+            folder = weights_folder(args, number)
+        generation = (AdapterGeneration if with_adapters else AgentGeneration)(
+            roles=roles,
+            stop_strings=args.stop_strings or {},
             # That in which the trainer computes
-            "dtype": "bfloat16" if args.bf16 else "float16" if args.fp16 else str(model.dtype).removeprefix("torch."),
-            "model": model,
-            "accelerator": accelerator,
-            "processing_class": None,  # TRL needs it for image tokens only
-            "mode": args.vllm_mode,
-            "server_base_url": urls[k],
-            "server_timeout": args.vllm_server_timeout,
-            "group_port": args.vllm_group_port + k,
-            "tensor_parallel_size": args.vllm_tensor_parallel_size,
-            "gpu_memory_utilization": args.vllm_gpu_memory_utilization / len(groups),
-            "max_model_length": args.vllm_max_model_length,
-            "max_num_seqs": args.rows_per_device * len(roles) * args.vllm_tensor_parallel_size,
-            "enable_sleep_mode": args.vllm_enable_sleep_mode,
-            "model_impl": args.vllm_model_impl,
-            "structured_outputs_regex": args.vllm_structured_outputs_regex,
+            dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else str(model.dtype).removeprefix("torch."),
+            model=model,
+            accelerator=accelerator,
+            processing_class=None,  # TRL needs it for image tokens only
+            mode=args.vllm_mode,
+            server_base_url=urls[k],
+            server_timeout=args.vllm_server_timeout,
+            group_port=args.vllm_group_port + k,
+            tensor_parallel_size=args.vllm_tensor_parallel_size,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization / len(groups),
+            max_model_length=args.vllm_max_model_length,
+            max_num_seqs=args.rows_per_device * len(roles) * args.vllm_tensor_parallel_size,
+            enable_sleep_mode=args.vllm_enable_sleep_mode,
+            model_impl=args.vllm_model_impl,
+            structured_outputs_regex=args.vllm_structured_outputs_regex,
             **{name: getattr(args, name) for name in SAME_NAMES},
-            "logprobs": 0,
-            "generation_kwargs": {
+            logprobs=0,
+            generation_kwargs={
                 **cast(dict, args.generation_kwargs or {}),
                 "stop_token_ids": eos_token_ids[roles[0]],
                 "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
             },
-        }
-        if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
-            number = sum(x.nbytes for role in roles for x in adapter_parameters(model, role)) if with_adapters else 0
-            kwargs["folder"] = weights_folder(args, number)
-        generation = AdapterGeneration(**kwargs) if with_adapters else AgentGeneration(**kwargs)
+            folder=folder,
+        )
         generations |= dict.fromkeys(roles, generation)
     if args.vllm_mode == "colocate":
         # An engine samples with the generators of its process, and seeds them when it starts. The processes of one
