@@ -19,8 +19,17 @@ from typing import Any, BinaryIO
 
 logger = logging.getLogger(__name__)
 
-MACHINE_FAULTS = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE]
-MACHINE_FAULTS += [errno.ENOMEM, errno.EMFILE, errno.ENFILE]
+MACHINE_FAULTS = [
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.ESTALE,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+]
 # As torch, safetensors, NumPy and Python say it, in errors of many kinds
 OUT_OF_MEMORY = re.compile(r"(can't|can ?not|[Uu]nable to) (allocate|start new thread)|os error (5|12|28)\b")
 

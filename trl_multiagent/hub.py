@@ -27,8 +27,15 @@ from trl_multiagent.folders import (
 
 TEMPLATE = Path(__file__).with_name("team_card.md")
 TAGS = ["trl", "trl-multiagent", "multi-agent"]
-PACKAGES = {"trl_multiagent": "trl-multiagent", "TRL": "trl", "Transformers": "transformers", "Pytorch": "torch"}
-PACKAGES |= {"Datasets": "datasets", "Tokenizers": "tokenizers", "PEFT": "peft"}
+PACKAGES = {
+    "trl_multiagent": "trl-multiagent",
+    "TRL": "trl",
+    "Transformers": "transformers",
+    "Pytorch": "torch",
+    "Datasets": "datasets",
+    "Tokenizers": "tokenizers",
+    "PEFT": "peft",
+}
 # The files of a team beside its agents': its description, the card, and the files that the card shows or links
 TOP_FILES = (TEAM_FILE, CARD_FILE, RECIPE_FILE, "training_args.bin")
 # The files of a model, an adapter or a critic, and of a tokenizer, as `save_pretrained` names them

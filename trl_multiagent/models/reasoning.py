@@ -21,8 +21,13 @@ if TYPE_CHECKING:  # rewards for plain TRL read answers without torch
 Reasoning = Literal["auto", "keep", "none"]
 BEGIN, END = "<think>", "</think>"
 # What stands around a reasoning: of Qwen, DeepSeek and others, of Mistral, Seed, Gemma 4 and Cohere
-TAGS = {BEGIN: END, "[THINK]": "[/THINK]", "<seed:think>": "</seed:think>", "<|channel>": "<channel|>"}
-TAGS |= {"<|START_THINKING|>": "<|END_THINKING|>"}
+TAGS = {
+    BEGIN: END,
+    "[THINK]": "[/THINK]",
+    "<seed:think>": "</seed:think>",
+    "<|channel>": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+}
 # A completion of gpt-oss or Muse Glimmer is a list of messages. Their headers name a channel, or who reads them
 MESSAGE, STARTS = "<|message|>", "<|start|>"
 ANALYSIS = re.compile(r"analysis<\|message\|>(.*?)<\|end\|>", re.DOTALL)
@@ -42,8 +47,13 @@ KEY = "reasoning_content"  # of a message, in chat templates
 CUTS = re.compile(r"split\(\s*['\"]</think>")  # a chat template drops what stands in front of the tag
 # Where tags are ordinary text: within quotation marks (begin, mark, end) on one line. Two marks with white space
 # between them may belong to two quotations, so these count only around a tag, and after the reasoning
-MARKS = [("(?<!`)`(?!`)", "`", "`(?!`)"), ("(?<!`)``(?!`)", "`", "``(?!`)"), ('"', '"', '"'), ("“", "“”", "”")]
-MARKS += [(r"(?:(?<!\w)|\b[bfru]{1,2})'", "'", r"'(?!\w)")]
+MARKS = [
+    ("(?<!`)`(?!`)", "`", "`(?!`)"),
+    ("(?<!`)``(?!`)", "`", "``(?!`)"),
+    ('"', '"', '"'),
+    ("“", "“”", "”"),
+    (r"(?:(?<!\w)|\b[bfru]{1,2})'", "'", r"'(?!\w)"),
+]
 WORDS = "|".join(rf"{begin}[^{mark}\s]*{end}" for begin, mark, end in MARKS)
 PHRASES = "|".join(rf"{begin}[^{mark}\n]*</?think>[^{mark}\n]*{end}" for begin, mark, end in MARKS)
 CODE = r"```[^\n`]*\n(?:(?!```)[\s\S])*^[ \t]*```[ \t]*$"

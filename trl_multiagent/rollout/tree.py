@@ -407,10 +407,15 @@ def _grow_children(asked: list[tuple[Node, int]], environment: Environment) -> l
         if not child_prompts:
             node.ended.append(action)
             continue
-        child = Node(node.item, history, child_prompts, tree=node.tree, episode=node.episode)
-        child.path = (*node.path, action)
-        child.continues = {**node.continues, **node.chosen(node.indices[action])}
-        node.children[action] = child
+        node.children[action] = child = Node(
+            node.item,
+            history,
+            child_prompts,
+            tree=node.tree,
+            episode=node.episode,
+            path=(*node.path, action),
+            continues={**node.continues, **node.chosen(node.indices[action])},
+        )
         children.append(child)
     return children
 

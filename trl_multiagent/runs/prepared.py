@@ -334,7 +334,6 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     args, loader = run.training_args, run.loader
     if isinstance(args, ActorCriticConfig):
         model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
-    adapts_critics = isinstance(args, ActorCriticConfig) and args.critic_form == "adapter"
     is_local = all(Path(name).is_dir() or (name in run.task.models and not run.dry_run) for name in run.model_list)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file:
         return None
@@ -351,7 +350,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
         settings += [f"`{x}.{name}`" for x in ("agent_model", "peft") for name in run.values[x] if name != "name"]
         problem = str(error) if isinstance(error, ValueError) else describe(error)
         raise ConfigError(f"the team cannot be built with {', '.join(settings)}: {problem}") from error
-    if adapts_critics and not team.has_adapters:
+    if isinstance(args, ActorCriticConfig) and args.critic_form == "adapter" and not team.has_adapters:
         raise ConfigError(f"`{run.algorithm}.critic_form: adapter` needs LoRA agents: add the section `peft`.")
     return team
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -339,19 +340,18 @@ class AdapterGeneration(AgentGeneration):
         return super().sample(prompts, num_generations)
 
 
+@dataclass
 class Engine:
     """
     Makes an engine, a `vllm.LLM`, sample for several agents in one call, each with its own adapter and stop strings.
-    `keeps_weights`: whether the engine keeps the weights while it sleeps.
     """
 
-    def __init__(self, llm: Any, stop_strings: Mapping[str, Sequence[str]], keeps_weights: bool):
-        self.llm = llm
-        self.stop_strings = stop_strings
-        self.keeps_weights = keeps_weights
-        self.requests: dict[str, Any] = {}  # vLLM's handle of each agent's adapter
-        self.rows: list[str] = []  # the agent of each prompt of the next call
-        self.num_loaded = 0
+    llm: Any
+    stop_strings: Mapping[str, Sequence[str]]
+    keeps_weights: bool  # whether the engine keeps the weights while it sleeps
+    requests: dict[str, Any] = field(default_factory=dict)  # vLLM's handle of each agent's adapter
+    rows: list[str] = field(default_factory=list)  # the agent of each prompt of the next call
+    num_loaded: int = 0
 
     def load(self, role: str, folder: Path) -> None:
         """Sets the adapter of an agent to that in a folder. vLLM reads the folder when the adapter is first used."""
@@ -627,7 +627,7 @@ def weights_folder(args: RolloutConfig, size: int) -> Path:
     """
     free = min(gather_object([shutil.disk_usage(MEMORY).free if MEMORY.is_dir() else 0]))
     in_memory = args.vllm_adapter_dir is None and args.vllm_mode == "colocate" and free > ROOM * size
-    folder = MEMORY if in_memory else Path(cast(str, args.vllm_adapter_dir or args.output_dir)).resolve()
+    folder = MEMORY if in_memory else Path(str(args.vllm_adapter_dir or args.output_dir)).resolve()
     name = broadcast_object_list([uuid.uuid4().hex])[0]
     return folder / f"vllm-{name}-{socket.gethostname()}"
 
