@@ -4,6 +4,7 @@ import inspect
 import json
 import math
 import sys
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -412,8 +413,10 @@ def test_a_number_that_is_not_finite_ends_the_run(tmp_path, where):
 
     trainer = tiny_trainer(tmp_path, team, tiny_environment(reward=reward))
     message = "failure_step0_process0" if where == "reward" else "loss of agent 'main'"
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(FloatingPointError, match=message) as ended:
         trainer.train()
+    frames = [frame.name for frame in traceback.extract_tb(ended.tb)]
+    assert frames == ["test_a_number_that_is_not_finite_ends_the_run", "run"]  # and none of the trainer's
     report = json.loads((tmp_path / "failure_step0_process0.json").read_text())
     assert report["agents"] == ["aux", "main"] and (where == "reward" or len(report["joint_actions"]) == 8)
     assert report["joint_actions"][0]["item"]["x"] in tiny_items()["x"]

@@ -16,13 +16,16 @@ LIBRARIES = "trl transformers accelerate torch asyncio concurrent contextlib thr
 
 
 def shows_task(method: Method) -> Method:
-    """Decorates what runs a task. The traceback of a task's error has the user's frames alone."""
+    """
+    Decorates what runs a task. The traceback of a task's error, and of numbers that are not finite, has the user's
+    frames alone.
+    """
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **kwargs)
-        except TaskError as error:
+        except (TaskError, FloatingPointError) as error:
             raise error.with_traceback(frames_of_task(error)) from error.__cause__
 
     return cast(Method, run)
