@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 import trl_multiagent
-from trl_multiagent import FunctionEnvironment
+from trl_multiagent import FunctionEnvironment, MAGRPOTrainer
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.report.curves import run_table, series_of
@@ -50,6 +50,23 @@ def test_the_card_shows_how_to_load_one_agent():
     card = str(team_card(facts_of(team), "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")' in card
     assert 'PeftModel.from_pretrained(base, "user/team", subfolder="agents/main")' in card
+
+
+def test_an_own_trainer_has_the_tags_of_its_class_and_may_add_to_them(tmp_path):
+    class Renamed(MAGRPOTrainer):
+        _name = "Renamed"
+
+    class Tagged(Renamed):
+        _tag_names = [*MAGRPOTrainer._tag_names, "ranks"]  # as a subclass of TRL's trainers writes them
+
+    common = {"trl", "trl-multiagent", "multi-agent", "magrpo", "generated_from_trainer"}
+    for trainer_class, own in ((Renamed, set()), (Tagged, {"ranks"})):
+        trainer = tiny_trainer(tmp_path, trainer=trainer_class)
+        trainer.create_model_card()
+        assert set(metadata((tmp_path / "README.md").read_text())["tags"]) == common | own
+    trainer._tag_names = ["other"]
+    trainer.create_model_card()
+    assert {"other"} < set(metadata((tmp_path / "README.md").read_text())["tags"])
 
 
 def test_a_card_of_a_team_that_was_trained_without_an_environment():

@@ -18,6 +18,7 @@ class IACTrainer(ActorCriticTrainer):
     It takes the arguments of [`MAGRPOTrainer`]; `args` is an [`IACConfig`].
     """
 
+    _tag_names = ["trl", "trl-multiagent", "iac"]
     _name = "IAC"
     args: IACConfig
     _config_class = IACConfig

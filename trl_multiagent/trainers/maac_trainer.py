@@ -20,6 +20,7 @@ class MAACTrainer(ActorCriticTrainer):
     It takes the arguments of [`MAGRPOTrainer`]; `args` is a [`MAACConfig`].
     """
 
+    _tag_names = ["trl", "trl-multiagent", "maac"]
     _name = "MAAC"
     args: MAACConfig
     _config_class = MAACConfig

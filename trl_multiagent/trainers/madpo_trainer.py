@@ -115,6 +115,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
     ```
     """
 
+    _tag_names = ["trl", "trl-multiagent", "madpo"]
     _name = "MADPO"
     _config_class = MADPOConfig
     _card_settings = """

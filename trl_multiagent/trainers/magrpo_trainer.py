@@ -49,6 +49,7 @@ class MAGRPOTrainer(RolloutTrainer):
     ```
     """
 
+    _tag_names = ["trl", "trl-multiagent", "magrpo"]
     _name = "MAGRPO"
     _card_settings = ["advantage_mode", *RolloutTrainer._card_settings]
     _paper = {
@@ -229,6 +230,7 @@ class MARLOOTrainer(MAGRPOTrainer):
     [`MARLOOConfig`].
     """
 
+    _tag_names = ["trl", "trl-multiagent", "marloo"]
     _name = "MARLOO"
     _config_class = MARLOOConfig
 
@@ -242,6 +244,7 @@ class MAReMaxTrainer(MAGRPOTrainer):
     [`MAReMaxConfig`].
     """
 
+    _tag_names = ["trl", "trl-multiagent", "maremax"]
     _name = "MAReMax"
     _config_class = MAReMaxConfig
 
@@ -254,5 +257,6 @@ class MAREINFORCETrainer(MAGRPOTrainer):
     is a [`MAREINFORCEConfig`].
     """
 
+    _tag_names = ["trl", "trl-multiagent", "mareinforce"]
     _name = "MAREINFORCE"
     _config_class = MAREINFORCEConfig

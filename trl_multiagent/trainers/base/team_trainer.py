@@ -149,11 +149,6 @@ class TeamTrainerMixin(CommonTrainerMixin):
     _trains_critics = False
     _eval_prefix = "eval"  # prefix of the metrics of the current evaluation
 
-    @property
-    def _tag_names(self) -> list[str]:
-        """The tags of the model card. TRL's trainers have them as an attribute."""
-        return ["trl", "trl-multiagent", self._name.lower()]
-
     def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
         """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
         if not isinstance(team, AgentTeam):
