@@ -1,6 +1,8 @@
 """What servers on the loopback interface have in common."""
 
+import contextlib
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -30,13 +32,18 @@ class Request(BaseHTTPRequestHandler):
 
 
 class LocalServer(ThreadingHTTPServer):
-    """A context manager. `respond(request, body)` answers a [`Request`], in a thread of its own."""
+    """
+    A context manager. `respond(request, body)` answers a [`Request`], in a thread of its own.
 
-    daemon_threads = True
+    It waits for its threads, because one that drops its last tensor while Python ends aborts the process.
+    """
+
+    daemon_threads = False
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Request)
         self.lock = threading.RLock()
+        self.connections = []
 
     @property
     def url(self) -> str:
@@ -46,6 +53,13 @@ class LocalServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
+    def process_request(self, request, client_address) -> None:
+        self.connections.append(request)
+        super().process_request(request, client_address)
+
     def __exit__(self, *_) -> None:
         self.shutdown()
+        for connection in self.connections:  # clients keep them open
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self.server_close()
