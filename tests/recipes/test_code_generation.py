@@ -11,9 +11,10 @@ import pandas as pd
 import pytest
 import scripts
 import yaml
+from accelerate.commands import launch
 from scripts import algorithm_of
 
-from trl_multiagent import AgentTeam
+from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.code_generation import demo, prompts
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset
 from trl_multiagent.runs.models import make_loader
@@ -158,6 +159,8 @@ def test_the_solved_problems_are_right(values, expected):
 
 
 def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
+    """The demo of recipes/real starts processes, here its commands run in this one."""
+    monkeypatch.setattr(launch, "launch_command", lambda options: cli.main(options.training_script_args))
     monkeypatch.chdir(tmp_path)
     tiny_llama().save_pretrained("model")
     byte_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}").save_pretrained("model")

@@ -1,6 +1,7 @@
 """The tasks `textarena` and `reasoning_gym`, which play games and puzzles of other packages."""
 
 import contextlib
+import functools
 import importlib.util
 import os
 import random
@@ -367,7 +368,10 @@ def test_a_server_that_has_lost_the_session_ends_the_run(servers, monkeypatch):
         act([f"{servers[0][0]}/text"], lambda history: "1", [0])
 
 
-def test_episodes_of_other_servers_go_on(servers, capfd):
+def test_episodes_of_other_servers_go_on(servers, capfd, monkeypatch):
+    from openenv.core import env_client
+
+    monkeypatch.setattr(env_client, "ws_connect", functools.partial(env_client.ws_connect, close_timeout=0.5))
     urls, (_, dead, hanging) = zip(*[(f"{url}/text", pid) for url, pid in servers], strict=True)
 
     def answer(history):

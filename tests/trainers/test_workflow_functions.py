@@ -336,8 +336,9 @@ def test_an_item_may_change_between_calls_outside_of_a_run():
     assert run.score([item], [{"aux": "2"}], [[]])[0].reward == 2.0
 
 
-def test_a_call_that_is_not_awaited_is_limited_too():
+def test_a_call_that_is_not_awaited_is_limited_too(monkeypatch):
     release = threading.Event()
+    monkeypatch.setattr("trl_multiagent.jobs.event_loop.ANSWER_SECONDS", 0.5)
 
     @workflow(roles=("aux",), timeout=0.2)
     async def run(item, agents):
