@@ -1,6 +1,7 @@
 """Reasoning: who sees it, and which ordinary texts stay as they are, with chat templates of several families."""
 
 import json
+import random
 import re
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from trl_multiagent import (
     role_reward,
     workflow,
 )
+from trl_multiagent.environments.base import AgentCall
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.environments.tools import tool_workflow
 from trl_multiagent.evaluation.config import EvaluationConfig
@@ -39,7 +41,7 @@ from trl_multiagent.models.tool_calls import find_calls, read_calls
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 from trl_multiagent.preferences.rows import make_row
 from trl_multiagent.rollout.history import render_chat
-from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
+from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, cut_off
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, play_episodes
 from trl_multiagent.team.load import TeamLoader
@@ -182,6 +184,16 @@ def test_a_special_token_is_a_stop_string():
     team = AgentTeam({"a": tiny_llama()}, {"a": tokenizer})
     turns = play_episodes([{}], asks, TeamSampler(team, Says(tokenizer, "x{}</tool_call>more")))
     assert turns[0][0].rewards == [1.0]
+
+
+@pytest.mark.parametrize("stop", ["b", "ca", "cab", "é"])
+def test_an_answer_ends_with_the_first_stop_string(stop):
+    rng, reader = random.Random(0), CompletionReader(byte_tokenizer())
+    for _ in range(30):
+        text = "".join(rng.choices("abcé", k=12))
+        ids = reader.tokenizer(text, add_special_tokens=False)["input_ids"]
+        (found,) = reader.texts([cut_off(Completion(ids), AgentCall((stop,)), reader)])
+        assert found == (text[: text.find(stop) + len(stop)] if stop in text else text)
 
 
 def test_tags_that_are_special_tokens():

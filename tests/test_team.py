@@ -11,7 +11,7 @@ from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model, get_peft_
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trl_multiagent import AgentTeam, FunctionEnvironment
+from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
 from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
@@ -24,7 +24,7 @@ from trl_multiagent.team.critics import load_backbone
 from trl_multiagent.team.load import LoadError, TeamLoader
 
 from prepared import parse_recipe
-from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_llama, tiny_team
+from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
 
 
 def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="all-linear", seed=42, **config):
@@ -35,6 +35,12 @@ def lora_team(path, roles=("aux", "main"), share_weights=False, target_modules="
 def partly_shared():
     one, other = tiny_llama(), tiny_llama()
     return AgentTeam({"a": one, "b": one, "c": other}, dict.fromkeys("abc", byte_tokenizer()))
+
+
+def with_templates():
+    templates = {role: f"{role} {{{{ messages }}}}" for role in "ab"}
+    tokenizers = {role: byte_tokenizer(chat_template=text) for role, text in templates.items()}
+    return AgentTeam(dict.fromkeys("ab", tiny_llama()), tokenizers)
 
 
 def wrongly_named():
@@ -86,6 +92,7 @@ def test_arguments_for_tokenizers(tmp_path):
         (lambda path: lora_team(path, modules_to_save=["lm_head"]), r"^`modules_to_save` of .*covers the output"),
         (lambda path: lora_team(path, modules_to_save=["norm", "score"]), "names 'score', but no module of the model"),
         (lambda path: partly_shared(), "Either all agents of a team share one model"),
+        (lambda path: with_templates(), "saved with one tokenizer"),
         (lambda path: wrongly_named(), r"has the adapters \['default'\]; name one as the role"),
         (lambda path: team_of("shared").freeze(["aux"]), "none of them can be frozen"),
     ],
@@ -298,6 +305,33 @@ def test_no_code_of_a_model_runs_unasked(tiny_model, tmp_path, monkeypatch):
             load(str(tmp_path / "model"))
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+class Config(LlamaConfig):
+    model_type = "own"
+class Model(LlamaForCausalLM):
+    config_class = Config
+"""
+
+
+def test_the_weights_of_a_model_with_code_of_its_own_are_replaced(tiny_model, tmp_path, monkeypatch):
+    """Its code was asked for when the team was loaded."""
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model/config.json"
+    auto_map = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "own", "auto_map": auto_map}))
+    (tmp_path / "model/own.py").write_text(OWN_CODE)
+    team = AgentTeam.from_pretrained(tmp_path / "model", roles=["aux", "main"], trust_remote_code=True)
+    team.save_pretrained(tmp_path / "team")
+    saved = {name: x.clone() for name, x in team.state_dict().items()}
+    for parameter in team.parameters():
+        parameter.data.zero_()
+    team.load_weights(tmp_path / "team")
+    assert all(torch.equal(x, saved[name]) for name, x in team.state_dict().items())
+
+
 def test_a_lora_team_saves_only_its_adapters(tmp_path):
     team = team_of("lora")
     team.keep_reference()
@@ -315,6 +349,11 @@ def again(item, history):
 
 FIRST = {role: f"{role}: {{prompt}}" for role in ("aux", "main")}
 DIALOGUE = FunctionEnvironment(FIRST, count_reward, transition=again)
+
+
+@workflow(roles=("aux", "main"))
+async def twice(item, agents):
+    return float(len(await agents.main(await agents.aux(item["prompt"]))))
 
 
 def check_answers(team, turns):
@@ -373,6 +412,8 @@ def test_collaborate_on_a_text():
         tiny_team().collaborate("Go.", DIALOGUE, num_turns=2)
     with pytest.raises(ValueError, match=r"roles \['solo'\], the environment \['aux', 'main'\]"):
         tiny_team(("solo",)).collaborate("Go.", DIALOGUE)
+    (turn,) = tiny_team().collaborate("Go.", twice, max_new_tokens=4)
+    assert [*turn.joint_action] == ["aux"] and turn.outcome is None
 
 
 def test_collaborate_on_many_items():
@@ -431,6 +472,24 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     with pytest.raises(ValueError, match="names no token that ends a text: give it as `tokenizer_kwargs`"):
         AgentTeam.from_pretrained(tmp_path, ["aux"])
     assert AgentTeam.from_pretrained(tmp_path, ["aux"], tokenizer_kwargs={"eos_token": "<eos>"}).roles == ("aux",)
+
+
+def test_the_model_alone_may_name_the_end_token():
+    tokenizer = byte_tokenizer()
+    tokenizer.eos_token = None
+    team = AgentTeam({"aux": tiny_llama()}, {"aux": tokenizer})
+    assert team.end_tokens("aux") == [256]
+    assert team.collaborate({"x": "1"}, tiny_environment(("aux",)), max_new_tokens=4)
+
+
+def test_an_adapter_of_nobody_is_not_trained():
+    config = LoraConfig(r=4, target_modules="all-linear")
+    model = get_peft_model(tiny_llama(), config)  # with an adapter "default"
+    for role in ("aux", "main"):
+        model.add_adapter(role, config)
+    AgentTeam({"aux": model, "main": model}, dict.fromkeys(("aux", "main"), byte_tokenizer()))
+    trained = {name.split(".")[-2] for name, x in model.named_parameters() if x.requires_grad}
+    assert trained == {"aux", "main"}
 
 
 @pytest.fixture

@@ -94,9 +94,8 @@ def setting(help: str = "", default: Any = None, **limits: Any) -> Any:
             the class.
         default (`Any`, *optional*): Value of the setting if the user does not give one.
         **limits: The allowed values: `choices=("a", "b")`, bounds of a number such as `ge=0, lt=1`, or `ne=0` to
-        exclude a number. The limits
-            of a list or dict apply to each entry. `keys=("a", "b")` are the allowed keys of a dict. Numbers must be
-            finite, texts not blank.
+            exclude a number. The limits of a list or dict apply to each entry. `keys=("a", "b")` are the allowed keys
+            of a dict. Numbers must be finite, texts not blank.
     """
     plain = dataclasses.field(default=default, metadata={"help": help})  # `HfArgumentParser` passes `help` to argparse
     field = Setting(**{name: getattr(plain, name) for name in inspect.signature(dataclasses.Field).parameters})

@@ -11,8 +11,9 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
 A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
 prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
-a third of the rate, twice as long; `small_iac` is the team after `iac_demo_coder`. In `small_in_order`, main reads
-aux's helper before it answers, and `small_in_order_trained` is this team after ten steps, also with another seed.
+a third of the rate, twice as long; `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
+`madpo_demo_coder`. In `small_in_order`, main reads aux's helper before it answers, and `small_in_order_trained` is
+this team after ten steps, also with another seed.
 `small_alone` and `small_alone_trained` are one agent that is shown the same solved problems with both functions,
 `small_alone_plain` and `small_alone_plain_trained` one that is shown a single function for each.
 
@@ -70,6 +71,7 @@ ROWS: Rows = {
         True,
     ),
     "small_iac": ("iac_demo_coder", FIRST, True),
+    "small_madpo": ("madpo_demo_coder", FIRST, True),
     "small_in_order": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], False),
     "small_in_order_trained": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], True),
     "small_in_order_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2", *IN_ORDER], True),
@@ -103,6 +105,7 @@ COMPARED = (
     ("small_published", "small_untrained"),
     ("small_untrained", "small_slow"),
     ("small_untrained", "small_iac"),
+    ("small_untrained", "small_madpo"),
     *(("small_in_order", f"small_in_order_trained{seed}") for seed in ("", "_2")),
     ("small_trained", "small_in_order_trained"),
     ("published", "untrained"),

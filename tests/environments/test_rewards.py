@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from trl.rewards import get_soft_overlong_punishment, think_format_reward
 
 from trl_multiagent.environments import FunctionEnvironment, TaskError, role_reward
-from trl_multiagent.environments.base import ScoringContext, scoring
+from trl_multiagent.environments.base import ScoringContext, judge, scoring
 from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes
 
@@ -209,6 +209,16 @@ def test_ready_made_rewards_for_one_role():
         outcomes = env.score(ITEMS, ACTIONS, [[], []])
     assert [outcome.metrics["rewards/poet/think_format_reward"] for outcome in outcomes] == [1.0, 0.0]
     assert [outcome.reward for outcome in outcomes] == [1.0, 0.0]
+
+
+def test_the_reward_of_a_role_logs_where_the_role_acts():
+    def length(completions, log_extra, **columns):
+        log_extra("length", [len(text) for text in completions])
+        return [0.0] * len(completions)
+
+    env = environment(role_reward("critic", length), lambda completions, **_: [1.0] * len(completions))
+    outcomes = judge(env, ITEMS, [{"poet": "sun"}, {"poet": "sun", "critic": "snow"}], [(), ()])
+    assert [outcome.extra for outcome in outcomes] == [{"length": None}, {"length": 4}]
 
 
 def test_chat_messages_for_roles_with_a_chat_template():

@@ -2,7 +2,10 @@
 
 import inspect
 
+import pytest
+
 from trl_multiagent.environments import Environment, FunctionEnvironment
+from trl_multiagent.environments.base import AgentCall, call_of, with_call
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 
 
@@ -13,6 +16,14 @@ def test_a_wrapper_asks_its_task_in_everything():
     # The first two are read from `unwrapped`, the third by the task's own `show_answers`; the turns of a wrapper may
     # be others than its task's
     assert public - own == {"watched_metrics", "metric_ranges", "unseen", "order"}
+
+
+@pytest.mark.parametrize("prompt", ["Answer.", [{"role": "user", "content": "Answer."}]])
+def test_a_prompt_with_the_answers_of_others_is_asked_alike(prompt):
+    asked = with_call(prompt, AgentCall(("\n",), 5))
+    task = FunctionEnvironment({"a": "x", "b": "y"}, lambda completions, **columns: [0.0] * len(completions))
+    shown = task.show_answers("b", asked, {"a": "yes"})
+    assert "yes" in str(shown) and call_of(shown) == AgentCall(("\n",), 5)
 
 
 def test_a_wrapper_does_what_its_task_does():

@@ -27,7 +27,7 @@ def test_rows_are_sorted_by_length_and_siblings_stay_together():
     rows = collect_rows(TURNS, ADVANTAGES)
     found = [(row.turn, row.sibling, row.advantages["solo"]) for row in rows]
     assert found == [(1, 0, 0.0), (1, 1, 2.0), (0, 0, 0.5), (0, 1, -0.5)]
-    assert [row.num_tokens("solo") for row in rows] == [1, 2, 3, 2]
+    assert [len(row.trained_ids("solo", [EOS], mask_truncated=False)) for row in rows] == [1, 2, 3, 2]
     assert [list(map(len, split_rows(rows, 2, size))) for size in (2, 3)] == [[2, 2], [2, 2]]
 
 

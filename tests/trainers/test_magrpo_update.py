@@ -367,6 +367,64 @@ def test_joint_actions_without_a_reward_are_left_out(tmp_path, branching):
     assert log["reward"] == pytest.approx(sum(x[0] for group in scored for x in group) / number)
 
 
+@pytest.mark.parametrize("settings", [{"handoff": "best"}, {"discount": 0.0}])
+def test_what_comes_later_without_a_reward_costs_no_earlier_one(tmp_path, settings):
+    """Where the return is the immediate reward, it does not matter that nobody scored the next turn."""
+
+    def reward(completions, episodes, **columns):
+        rewards = zip(episodes, count_reward(completions), strict=True)
+        return [reward if len(history) == 1 else None for history, reward in rewards]
+
+    environment = tiny_environment(reward=reward)
+    trainer = tiny_trainer(tmp_path, environment=environment, num_turns=2, reward_none="drop", **settings)
+    trainer.train()
+    assert all(node.children for node in trainer._turns[0])
+    assert all(node.returns == node.rewards for node in trainer._turns[0])
+
+
+@pytest.mark.parametrize("unscored", ["without an answer", "with both answers"])
+def test_credit_of_joint_actions_without_a_reward(tmp_path, unscored):
+    def reward(completions, **columns):
+        are_whole = [all(c.values()) == (unscored == "with both answers") for c in completions]
+        are_left_out = [x and sum(map(ord, c["main"])) % 2 == 0 for x, c in zip(are_whole, completions, strict=True)]
+        rewards = zip(are_left_out, count_reward(completions), strict=True)
+        return [None if is_left_out else reward for is_left_out, reward in rewards]
+
+    settings = {"credit": "nothing", "reward_none": "drop", "num_turns": 1}
+    trainer = tiny_trainer(tmp_path, environment=tiny_environment(reward=reward), **settings)
+    trainer.train()
+    pairs = [
+        (x, y)
+        for node in trainer._turns[0]
+        for x, y in zip(node.rewards, node.counterfactuals["aux"], strict=True)
+        if not math.isnan(x - y)
+    ]
+    assert 0 < len(pairs) < sum(len(node.rewards) for node in trainer._turns[0])
+    mean = sum(x - y for x, y in pairs) / len(pairs)
+    assert trainer.state.log_history[0]["agents/aux/credit"] == pytest.approx(mean)
+    before = tiny_team().state_dict()
+    assert any(not torch.equal(x, before[name]) for name, x in trainer.team.state_dict().items())
+
+
+def test_dapo_divides_by_the_tokens_that_count(tmp_path):
+    """Those of completions that were cut off do not, where these are masked."""
+    settings = {"loss_type": "dapo", "mask_truncated_completions": True, "max_completion_length": 16}
+    found, trainer, start = one_update(tmp_path, items_per_device=12, num_turns=1, beta=0.0, **settings)
+    (nodes,) = trainer._turns
+    for role in start.roles:
+        loss, number = 0.0, 0
+        for node in nodes:
+            samples, rewards = node.samples[role], torch.tensor(node.rewards)
+            for ids, advantage in zip(samples.completion_ids, rewards - rewards.mean(), strict=True):
+                if ids[-1] in start.end_tokens(role):
+                    number += len(ids)
+                    with start.activate(role) as agent:
+                        loss = loss - advantage * log_probability(agent, samples.prompt_ids, ids).sum()
+        assert 0 < number < sum(len(ids) for node in nodes for ids in node.samples[role].completion_ids)
+        (loss / number).backward()
+    assert distance(found, {name: x.grad for name, x in start.named_parameters() if x.grad is not None}) < 1e-5
+
+
 def test_a_batch_without_any_reward_trains_nothing(tmp_path):
     environment = tiny_environment(reward=lambda completions, **_: [None] * len(completions))
     before = tiny_team().state_dict()

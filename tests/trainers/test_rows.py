@@ -1,11 +1,17 @@
 """The rows of a forward of the update, and checkpointing, are chosen from memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import GradientState
+from torch.utils.data import DataLoader
 
 from trl_multiagent import MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.trainers.base import memory
 from trl_multiagent.trainers.base.memory import Size, choose_rows, size_of
+from trl_multiagent.trainers.base.team_trainer import num_own_rows
 
 from by_hand import distance, one_update
 from tiny import SAVED, team_of, tiny_llama, tiny_team, tiny_trainer
@@ -42,6 +48,17 @@ def test_the_choice():
     # What cannot fit is left to the run
     assert chosen("7B", 10) == (1, True)
     assert chosen("7B", 10, gradient_checkpointing=False, per_device_train_batch_size=4) == (4, False)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_every_row_of_a_batch_counts_unless_it_is_repeated(drop_last):
+    rows, counted = range(21), []
+    for process in range(2):
+        loader = DataLoader(rows, batch_size=4, drop_last=drop_last, collate_fn=list)
+        loader = prepare_data_loader(loader, num_processes=2, process_index=process, put_on_device=False)
+        accelerator = SimpleNamespace(gradient_state=GradientState(), num_processes=2, process_index=process)
+        counted += [x for batch in loader for x in batch[: num_own_rows(accelerator, len(batch))]]
+    assert sorted(counted) == [*rows[: 16 if drop_last else 21]]
 
 
 def test_a_fifth_of_the_memory_stays_free():

@@ -115,6 +115,7 @@ def test_what_does_not_act_costs_nothing(tmp_path):
         ({"branching": "episodes", "handoff": "best", "num_turns": 2}, "cannot be combined with `handoff`"),
         ({"branching": "episodes", "joint_mode": "cross", "num_agents": 2}, "`joint_mode: cross`"),
         ({"branching": "episodes", "credit": "sibling"}, "use `credit: nothing`"),
+        ({"num_generations": 1, "advantage_mode": "raw", "credit": "sibling"}, "use `credit: nothing`"),
         ({"branching": "forest"}, "branching"),
         ({"advantage_normalization": "team"}, "advantage_normalization"),
         ({"stop_strings": {"x": ["."]}}, "must have lists of texts for aux, main"),

@@ -339,9 +339,9 @@ class Environment(ABC):
         """
         shown = "".join(f"The answer of {other}:\n\n{answer.strip()}\n\n" for other, answer in answers.items())
         if isinstance(prompt, str):
-            return shown + prompt.replace(*self.unseen)
+            return with_call(shown + prompt.replace(*self.unseen), call_of(prompt))
         *before, last = prompt
-        return [*before, {**last, "content": shown + last["content"]}]
+        return with_call([*before, {**last, "content": shown + last["content"]}], call_of(prompt))
 
     def metrics(self) -> dict[str, float]:
         """

@@ -98,14 +98,17 @@ class RoleReward:
         if kwargs.get("completion_ids") is not None:
             kwargs["completion_ids"] = [by_role[self.role] for by_role in kwargs["completion_ids"]]
         kwargs |= {"prompts": own_prompts, "completions": own_completions}
-        rewards = self.function(**accepted_arguments(self.function, kwargs))
-        if len(scored) == number:
-            return rewards
 
         def spread(values: Any) -> list[Any]:
             """Puts the rewards at their positions, and `None` elsewhere."""
             by_position = dict(zip(scored, values, strict=True))
             return [by_position.get(k) for k in range(number)]
+
+        if log := kwargs.get("log_extra"):
+            kwargs["log_extra"] = lambda column, values: log(column, spread(values))
+        rewards = self.function(**accepted_arguments(self.function, kwargs))
+        if len(scored) == number:
+            return rewards
 
         async def spread_later() -> list[Any]:
             return spread(await rewards)

@@ -50,7 +50,7 @@ class RewardModel:
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): The model, or its id or folder.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`], *optional*): Its tokenizer; by default the one that is
-        saved with it.
+            saved with it.
 
     Raises:
         ValueError: The model or the tokenizer cannot be loaded.

@@ -501,7 +501,8 @@ class WorkflowEnvironment(Environment):
             part.cancel()
 
     def _lives(self) -> TaskError:
-        return TaskError(f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`.")
+        advice = "set `branching: episodes`, and no `credit`"
+        return TaskError(f"{self.name} lives in its episodes and cannot be replayed: {advice}.")
 
     def _line_in(self, frames: traceback.StackSummary) -> str:
         own = [x for x in frames if x.filename == self.run.__code__.co_filename]

@@ -70,8 +70,7 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
 
     Args:
         values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's
-        episodes; NaN if the
-            item does not have the metric.
+            episodes; NaN if the item does not have the metric.
         bounds (`Sequence[tuple[float, float]]`): The smallest and the largest possible value of each metric; infinite
             if not known.
         config ([`EvaluationConfig`]): Has the level of the intervals, and the number and the seed of the random draws

@@ -71,8 +71,7 @@ def generate_groups(
         prompt_ids (`list[list[int]]`): Token ids of the prompts, without padding.
         seeds (`list[list[int]]`): For each prompt the seeds of its completions.
         generation_config ([`~transformers.GenerationConfig`]): Sampling settings; `max_new_tokens`, `pad_token_id` and
-        a list
-            `eos_token_id` must be set.
+            a list `eos_token_id` must be set.
         token_budget (`int`, *optional*): Upper bound of the number of prompt and completion tokens in one `generate`
             call, padding included. If the completions of a single prompt exceed it, they are sampled in several calls.
             A call samples at least one.

@@ -38,11 +38,11 @@ class TooLongError(ValueError):
     """A text has more tokens than its model has positions. The message names the text, and says what to do."""
 
 
-def load_model(name: str, device_map: Any = None, **kwargs: Any) -> PreTrainedModel:
+def load_model(name: str, device_map: Any = None, architecture: Any = None, **kwargs: Any) -> PreTrainedModel:
     """
-    Loads a model, of the class that [`class_of`] returns. It stays on the CPU, because the trainer places the whole
-    team on the accelerator. With the `device_map` `"meta"`, it is built from its configuration, without weights. Of a
-    composite checkpoint, only the text model is trained, see [`text_parameters`].
+    Loads a model, of the class `architecture` or else of the one that [`class_of`] returns. It stays on the CPU,
+    because the trainer places the whole team on the accelerator. With the `device_map` `"meta"`, it is built from its
+    configuration, without weights. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
     kwargs = {"trust_remote_code": False, **kwargs}
     if find_file(name, ADAPTER_CONFIG, **hub_arguments(kwargs)) is not None:  # transformers would build it
@@ -52,7 +52,7 @@ def load_model(name: str, device_map: Any = None, **kwargs: Any) -> PreTrainedMo
         model = without_weights(config, **options)
     else:
         given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
-        architecture = class_of(AutoConfig.from_pretrained(name, **given))
+        architecture = architecture or class_of(AutoConfig.from_pretrained(name, **given))
         model = create_model_from_path(name, architecture, device_map=device_map, **kwargs)
     if is_composite(model):
         model.requires_grad_(False)

@@ -443,8 +443,8 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
 
     Raises:
         FileNotFoundError: there is no such file or folder. OSError: the Hub cannot be reached. ValueError: the file is
-        of another kind, the collection is not complete, or a column or row is malformed; the
-            message names the row and the field.
+            of another kind, the collection is not complete, or a column or row is malformed; the message names the row
+            and the field.
     """
     path = Path(name)
     if path.suffix in LOCAL_SUFFIXES:

@@ -66,7 +66,7 @@ def whole_prompt(
         prompt (`Prompt`): The agent's new prompt: a text or chat messages.
         as_chat (`bool`): Whether to return chat messages instead of one text.
         options ([`HistoryOptions`], *optional*): The part of the past turns that the agent sees. By default,
-        everything.
+            everything.
         dropped (`int`, *optional*, defaults to `0`): Number of the oldest visible turns that are left out.
         markers (`re.Pattern`, *optional*): Markers of the chat, see [`~chat_markers.marker_pattern`], that texts of
             models must not spell. By default, they are not looked for.
@@ -150,7 +150,7 @@ def tokenize_nodes(
 
     Args:
         role, nodes, tokenizer, options: The agent, the nodes, its tokenizer, and the part of the past turns that it
-        sees.
+            sees.
         end_tokens (`Sequence[int]`): The tokens that end a completion.
         as_chat (`bool`): Whether the prompts are chat messages.
         template_kwargs (`Mapping[str, Any]`): Arguments of the chat template.

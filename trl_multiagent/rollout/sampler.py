@@ -8,13 +8,13 @@ samples the completions of all agents in one call.
 
 import contextlib
 import copy
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
@@ -83,9 +83,8 @@ class TransformersGenerator:
 
     `arguments`: all fields of [`~transformers.GenerationConfig`] that sampling needs, see [`sampling_arguments`].
     `token_budget`: upper bound of prompt and completion tokens in one `generate` call. `stop_strings`: see
-    [`Generator`]. With a `seed`, the draws of a completion depend only on the seed, the stream, the item's number, the
-    episode or the path of joint actions, the turn, the role and the completion's number. Without a seed, torch's
-    global generator draws one for each turn.
+    [`Generator`]. The draws of a completion depend only on the `seed`, the stream, the item's number, the episode or
+    the path of joint actions, the turn, the role and the completion's number.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class TransformersGenerator:
         arguments: dict[str, Any],
         token_budget: int | None = None,
         stop_strings: Mapping[str, Sequence[str]] | None = None,
-        seed: int | str | None = None,
+        seed: int | str = 0,
     ):
         self.team = team
         self.seed = seed
@@ -173,9 +172,6 @@ class TransformersGenerator:
     def seeds(self, role: str, turn: TurnPrompts) -> list[list[int]]:
         """Returns a seed for each completion of an agent."""
         nodes, numbers = turn.nodes[role], range(turn.num_generations)
-        if self.seed is None:
-            drawn = int(torch.randint(2**62, ()))
-            return [[derive_seed(drawn, k, g) for g in numbers] for k in range(len(nodes))]
         stream = (self.seed, turn.stream) if turn.stream else (self.seed,)
         seeds = []
         for node in nodes:
@@ -324,9 +320,13 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
 def cut_off(ids: Completion, call: AgentCall, reader: CompletionReader) -> Completion:
     """Cuts a completion off at the limit of its question or after the first of its stop strings."""
     length = len(ids) if call.max_tokens is None else min(len(ids), call.max_tokens)
-    texts = (reader.texts([ids[:k]])[0] for k in range(1, length + 1) if call.stop)
-    stops = (k for k, text in enumerate(texts, start=1) if any(string in text for string in call.stop))
-    length = next(stops, length)
+
+    def stops(length: int) -> bool:
+        (text,) = reader.texts([ids[:length]])
+        return any(string in text for string in call.stop)
+
+    if call.stop:
+        length = min(length, 1 + bisect_left(range(1, length + 1), True, key=stops))
     return Completion(ids[:length], ids.logps[:length])
 
 

@@ -154,7 +154,7 @@ class SeatedEnvironment(EnvironmentWrapper):
 
     Args:
         task ([`Environment`]): The task with all roles. If it gives each role a reward of its own, the rewards of
-        seats are left out.
+            seats are left out.
         seats (`dict[str, Seat]`): The seats of the roles that are not trained.
 
     Raises:

@@ -441,7 +441,7 @@ def _add_returns(turns: Trees, roles: Sequence[str], discount: float) -> None:
     for node in nodes:
         for role in (None, *roles) if has_roles else (None,):  # `None` is the team
             returns = list(node.rewards_of(role))  # R_j = r_j + discount * mean return of joint action j's child node
-            for joint_action, child in node.children.items():
+            for joint_action, child in node.children.items() if discount else ():  # 0 * NaN is NaN
                 returns[joint_action] += discount * mean_of_known(child.returns_of(role))
             if role is None:
                 node.returns = returns

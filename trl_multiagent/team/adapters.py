@@ -47,8 +47,7 @@ class AgentAdapters:
     The adapters of a team's LoRA agents and their reference policies.
 
     The reference policy of an agent is a copy of its adapter at the time of [`~AgentAdapters.keep_references`]. The
-    model of each role has an adapter with the
-    role's name, see [`check_adapter`].
+    model of each role has an adapter with the role's name, see [`check_adapter`].
     """
 
     def __init__(self, models: dict[str, PeftModel]):
@@ -57,8 +56,10 @@ class AgentAdapters:
         self.models = models
         self.group: Stacked | None = None  # the rows of several agents that compute together
         self.find_layers()
-        for role in models:  # PEFT leaves only one adapter of a model trainable
-            for parameter in adapter_parameters(models[role], role):
+        for model in models.values():  # PEFT leaves one adapter of a model trainable, possibly nobody's
+            model.requires_grad_(False)
+        for role, model in models.items():
+            for parameter in adapter_parameters(model, role):
                 parameter.requires_grad_(True)
 
     def find_layers(self) -> None:

@@ -108,8 +108,7 @@ class AgentTeam(nn.Module):
         chat_template_kwargs (`dict[str, dict]`): More arguments of each role's chat template.
         frozen (`frozenset[str]`): Roles that generate but are not trained.
         critics ([`~team.critics.Critics`], *optional*): Value models, which an actor-critic trainer adds. They are
-        saved and loaded with
-            the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
+            saved and loaded with the team; [`~AgentTeam.from_pretrained`] loads the agents alone.
         devices (`dict[str, torch.device]`): The device of each agent, if they are on several devices, see
             [`~AgentTeam.place`].
         uses_dropout (`bool`): Whether training mode enables the agents' dropout. By default it does not: sampling has
@@ -152,6 +151,8 @@ class AgentTeam(nn.Module):
         self.has_shared_weights = len(full) == len(self.roles) > 1 and len(set(full)) == 1
         if len(set(full)) < len(full) and not self.has_shared_weights:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
+        if self.has_shared_weights and len({tokenizer.chat_template for tokenizer in tokenizers.values()}) > 1:
+            raise ValueError("Agents that share one model are saved with one tokenizer: give all one chat template.")
         self._adapters = AgentAdapters(adapted)
         self._quantized_layers = [
             m
@@ -312,7 +313,8 @@ class AgentTeam(nn.Module):
             if isinstance(model, PeftModel):
                 load_adapter_weights(model, role, source)
             elif role == name:
-                model.load_state_dict(load_model(str(source), dtype=model.dtype).state_dict())
+                loaded = load_model(str(source), architecture=type(model), dtype=model.dtype)
+                model.load_state_dict(loaded.state_dict())
         if self.critics is not None:
             self.critics.load(folder)
 
@@ -392,12 +394,12 @@ class AgentTeam(nn.Module):
             generation_token_budget (`int`, *optional*, defaults to `262144`): Upper bound of prompt and completion
                 tokens in one `generate` call. More tokens need several calls. With `None`, all items share one call.
             history_options ([`~rollout.history.HistoryOptions`], *optional*): The part of their past turns that agents
-            see; by default all.
+                see; by default all.
             stop_strings (`dict[str, list[str]]`, *optional*): Strings that end an answer of a role. The answer keeps
                 the string.
             seed (`int`, *optional*): Seed of the draws; by default drawn from torch's global generator.
             **generation_kwargs: Fields of [`~transformers.GenerationConfig`]; by default temperature 1 (0 is greedy)
-            and 256 tokens.
+                and 256 tokens.
 
         Returns:
             `list[Turn]`: Prompts, joint action and outcome (`None` for a text) of each turn; for several items, a list
@@ -429,7 +431,8 @@ class AgentTeam(nn.Module):
             return judge_nodes(environment, nodes, evaluation=True, chat_roles=sampler.chat_roles)
 
         with self.evaluating():
-            episodes = turns_of_episodes(play_episodes(rows, environment, sampler, score, num_turns=num_turns))
+            turns = play_episodes(rows, environment, sampler, score, num_turns=1 if are_texts else num_turns)
+            episodes = turns_of_episodes(turns)
         for (turn,) in episodes if are_texts else ():
             turn.outcome = cast(Any, None)
         return episodes[0] if isinstance(item, str | Mapping) else episodes
@@ -443,7 +446,8 @@ class AgentTeam(nn.Module):
         """Returns the ids of the tokens that end an agent's completion: its tokenizer's and its model's."""
         declared = self.agents[role].generation_config.eos_token_id
         declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
-        return list(dict.fromkeys([self.tokenizers[role].eos_token_id, *declared]))
+        own = self.tokenizers[role].eos_token_id
+        return list(dict.fromkeys([*([] if own is None else [own]), *declared]))
 
     def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""
@@ -546,7 +550,7 @@ class AgentTeam(nn.Module):
 
         Raises:
             ValueError: `roles` are not roles of the team, they are all of its roles, or they share weights with other
-            agents.
+                agents.
         """
         roles = frozenset(roles)
         if not roles <= set(self.roles):

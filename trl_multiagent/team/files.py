@@ -71,7 +71,7 @@ def read_team_file(path: str | Path) -> TeamFile:
 
     Raises:
         ValueError: the file is damaged or has another format version, a role cannot name an agent, or a file of the
-        team is not in its folder, for example because of a link that leads out of it.
+            team is not in its folder, for example because of a link that leads out of it.
     """
     path = Path(path)
     contents = read_json(path)

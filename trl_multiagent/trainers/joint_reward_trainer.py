@@ -68,8 +68,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             Held-out joint preferences. By default, they come from a part of the items, see `eval_fraction`.
         roles (`list[str]`, *optional*): The roles in the order in which the model reads them. By default, they have
             the order of the dataset's columns.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, the
-        model's.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer. By default, the model's.
         callbacks (`list[TrainerCallback]`, *optional*): Callbacks, as in any `Trainer`.
         optimizers (`tuple`, *optional*, defaults to `(None, None)`): Optimizer and learning rate scheduler.
         peft_config ([`~peft.PeftConfig`], *optional*):

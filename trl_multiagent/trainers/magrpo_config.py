@@ -45,10 +45,10 @@ class MAGRPOConfig(RolloutConfig):
         super()._check_values()
         if self.num_generations == 1 and self.advantage_mode != "raw":
             raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
-        if self.credit == "sibling" and self.branching == "episodes":
+        if self.credit == "sibling" and (self.branching == "episodes" or self.num_generations == 1):
             raise ValueError(
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` "
-                "does not sample: use `credit: nothing`."
+                "and `num_generations: 1` do not sample: use `credit: nothing`."
             )
         if self.equal_episodes and self.branching == "tree":
             raise ValueError("`equal_episodes` needs `branching: episodes`: the paths of a tree share their turns.")

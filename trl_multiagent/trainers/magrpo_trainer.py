@@ -118,6 +118,7 @@ class MAGRPOTrainer(RolloutTrainer):
                     self._process_reward,
                     chat_roles=self.sampler.chat_roles,
                     trainer_state=self.state,
+                    reward_none=self.args.reward_none,
                 )
 
     @property

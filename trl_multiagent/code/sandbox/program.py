@@ -56,7 +56,7 @@ class Program:
 
     Raises:
         ValueError: an experiment is unknown, or a program has experiments without a helper, or a helper without one
-        function in `watch`.
+            function in `watch`.
     """
 
     source: str

@@ -71,8 +71,8 @@ def load_code_dataset(name: str, split: str | None = None, type: str | None = No
 
     Raises:
         ValueError: a row is malformed, or its test cannot tell right answers from wrong ones; the message names the
-        file, the
-            row (counted from 1) and the field. Also if the `type` is unknown, or the `split` selects no rows.
+            file, the row (counted from 1) and the field. Also if the `type` is unknown, or the `split` selects no
+            rows.
         FileNotFoundError: a local file does not exist.
     """
     if type not in (None, *DATASET_TYPES):

@@ -101,9 +101,12 @@ class Row:
     sibling: int  # index of this row's completion in each agent's samples
     advantages: dict[str, float]  # of the completions of the trained agents
 
-    def num_tokens(self, role: str) -> int:
-        """Returns the number of tokens in one agent's completion; 0 if it does not act."""
-        return len(self.samples[role].completion_ids[self.sibling]) if role in self.samples else 0
+    def trained_ids(self, role: str, end_tokens: Sequence[int], mask_truncated: bool) -> list[int]:
+        """Returns the tokens of one agent's completion that are trained: none if it does not act or is masked."""
+        own = self.samples.get(role)
+        if own is None or (mask_truncated and not own.is_finished(self.sibling, end_tokens)):
+            return []
+        return own.completion_ids[self.sibling]
 
 
 def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
@@ -169,9 +172,8 @@ def agent_tensors(
     samples = [row.samples[role] for row in rows]
     completions, logps = [], []
     for row, x in zip(rows, samples, strict=True):
-        is_left_out = mask_truncated and not x.is_finished(row.sibling, eos_token_ids)
-        completions.append([] if is_left_out else x.completion_ids[row.sibling])
-        logps.append([] if is_left_out or x.logps is None else x.logps[row.sibling])
+        completions.append(row.trained_ids(role, eos_token_ids, mask_truncated))
+        logps.append(x.logps[row.sibling] if completions[-1] and x.logps is not None else [])
     return AgentTensors(
         prompt_ids=padded([x.prompt_ids for x in samples], pad_token_id, "left"),
         prompt_mask=padded([[1] * len(x.prompt_ids) for x in samples], 0, "left"),

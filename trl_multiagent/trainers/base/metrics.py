@@ -175,7 +175,7 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
         if turn == 1:
             values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():
-        values[f"agents/{role}/credit"] += [x - y for x, y in zip(node.rewards, others, strict=True)]
+        values[f"agents/{role}/credit"] += known([x - y for x, y in zip(node.rewards, others, strict=True)])
 
 
 def last_actions(node: Node) -> Sequence[int]:
@@ -307,8 +307,7 @@ def add_task_metrics(
         if name.startswith("reward/"):
             metrics[name].append(value)
     if mode == "eval":  # every item counts the same, however they were split into batches
-        trainer._evaluated.append(totals)
-        shown = sum(trainer._evaluated, RolloutTotals())
+        trainer._evaluated = shown = trainer._evaluated + totals
     for name, value in shown.metrics().items():
         metrics[name] = [value] if mode == "eval" else [*metrics[name], value]
     return totals

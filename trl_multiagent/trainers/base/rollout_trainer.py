@@ -368,8 +368,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         most = self._most(max(map(len, [*own_rows.values(), *self._rows.values()])))
         size = args.rows_per_forward
         number = max(1, -(-most // size))
+        ends, masks = {role: self.team.end_tokens(role) for role in roles}, args.mask_truncated_completions
         counts = [
-            [sum(role in x.samples for x in all_rows), sum(x.num_tokens(role) for x in all_rows)] for role in roles
+            [
+                sum(role in x.samples for x in all_rows),
+                sum(len(x.trained_ids(role, ends[role], masks)) for x in all_rows),
+            ]
+            for role in roles
         ]
         totals = accelerator.reduce(torch.tensor(counts, device=accelerator.device), "sum").tolist()
         batches = [Batch() for _ in range(number)]
@@ -533,7 +538,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _begin_training(self) -> None:
         super()._begin_training()
-        self._step = self.state.global_step
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():

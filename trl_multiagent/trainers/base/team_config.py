@@ -91,9 +91,8 @@ class CommonConfig(Base):
             )
         if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
             raise ValueError(
-                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several "
-                "processes would round "
-                "differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among the processes."
+                "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes "
+                "would round differently. Remove it and use DeepSpeed ZeRO, which splits float32 weights among them."
             )
 
     @property
@@ -189,8 +188,7 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
 
     Raises:
         ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer
-        rounds stochastically and
-            there is nothing to round.
+            rounds stochastically and there is nothing to round.
     """
     low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
     if args.rounds_stochastically:

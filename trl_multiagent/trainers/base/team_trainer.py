@@ -60,7 +60,7 @@ class CommonTrainerMixin(CheckpointMixin):
 
     deepspeed: Any  # the engine; `None` before a training
     model_wrapped: Any
-    _evaluated: list[RolloutTotals]  # totals of the batches of the current evaluation
+    _evaluated: RolloutTotals  # of the batches of the current evaluation so far
     _was_given_optimizer = False
 
     def create_accelerator_and_postprocess(self) -> None:
@@ -109,7 +109,7 @@ class CommonTrainerMixin(CheckpointMixin):
     def _without_traces(self) -> Iterator[None]:
         """Restores the metrics and the model's mode, on which logs depend, after an evaluation, even if it fails."""
         training = self.model.training
-        self._evaluated = []
+        self._evaluated = RolloutTotals()
         try:
             yield
         finally:
@@ -592,7 +592,7 @@ def num_own_rows(accelerator: Accelerator, num_rows: int, copies: int = 1) -> in
     the dataset `copies` times.
     """
     state, processes = accelerator.gradient_state, accelerator.num_processes
-    if processes == 1 or not state.end_of_dataloader:
+    if processes == 1 or not state.end_of_dataloader or state.active_dataloader.batch_sampler.drop_last:
         return num_rows
     remainder = copies * len(state.active_dataloader.dataset) % (num_rows * processes)
     # In the last batches, the first rows count, one process after the other
