@@ -10,7 +10,7 @@ from pathlib import Path
 from trl import GRPOConfig
 
 from trl_multiagent import MAGRPOConfig
-from trl_multiagent.limits import unsupported_by
+from trl_multiagent.limits import IN_PLACE_OF, unsupported_by
 from trl_multiagent.settings.read import RENAMED
 
 
@@ -19,6 +19,7 @@ START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
     "bf16": "on by default if the hardware supports it",
     "eval_steps": "10 by default",
+    "gradient_accumulation_steps": "only without `items_per_device`, which says how many items a step has",
     "logging_steps": "0.01 by default, a share of all steps: each step of up to 100",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
     "per_device_eval_batch_size": "by default the number of completions of a step's first turn",
@@ -30,12 +31,6 @@ NO_EFFECT = {
     "do_predict": "there is no prediction",
     "local_rank": "`accelerate launch` sets the rank of the process",
     "log_multimodal": "agents read and write text",
-}
-
-
-REFUSED = {
-    "multi_objective_aggregation": '`advantage_normalization="rewards"` is `normalize_then_sum`',
-    "reward_weights": "an argument of `FunctionEnvironment`",
 }
 
 
@@ -51,7 +46,7 @@ def table() -> str:
         if name in renamed:
             kind, text = "differs", f"in a recipe the same as `{renamed[name]}`"
         elif name in unsupported:
-            kind, text = "refused", REFUSED.get(name, "")
+            kind, text = "refused", IN_PLACE_OF.get(name, "")
         elif name in NO_EFFECT:
             kind, text = "no effect", NO_EFFECT[name]
         elif name in DIFFERS or ours[name] != default:

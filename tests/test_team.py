@@ -480,6 +480,9 @@ def test_the_model_alone_may_name_the_end_token():
     team = AgentTeam({"aux": tiny_llama()}, {"aux": tokenizer})
     assert team.end_tokens("aux") == [256]
     assert team.collaborate({"x": "1"}, tiny_environment(("aux",)), max_new_tokens=4)
+    team.agents["aux"].generation_config.eos_token_id = None
+    with pytest.raises(ValueError, match="Neither the tokenizer of 'aux' nor its model names a token that ends a"):
+        team.end_tokens("aux")
 
 
 def test_an_adapter_of_nobody_is_not_trained():

@@ -53,6 +53,14 @@ TYPED = {
     "group_size": "num_generations",
     "kl_coef": "beta",
 }
+# What does here what an argument of TRL does there
+IN_PLACE_OF = {
+    "generation_batch_size": "`items_per_device` says how many items a step has",
+    "model_init_kwargs": "give them to `AgentTeam.from_pretrained`",
+    "multi_objective_aggregation": '`advantage_normalization="rewards"` is `normalize_then_sum`',
+    "reward_weights": "an argument of `FunctionEnvironment`",
+    "steps_per_generation": "`items_per_device` says how many items a step has",
+}
 MAX_NAMES = 8  # of a choice that an error lists; of more, the most similar ones
 # Replacements of words in pydantic's messages
 WORDS = {
@@ -148,7 +156,8 @@ def check_value(name: str, value: Any, key: Key) -> Any:
     if not key.is_supported:
         is_default = value is None or read_number(value) == key.default  # 1 is 1.0, too
         if not is_default and (is_on(value) or is_on(key.default)):
-            raise ValueError(f"`{name}` is {short(value)}, which teams do not support: leave it out.")
+            advice = IN_PLACE_OF.get(name.rpartition(".")[2], "leave it out")
+            raise ValueError(f"`{name}` is {short(value)}, which teams do not support: {advice}.")
         return key.default  # TRL would compute with a blank, or with 0 for none
     adapter = TypeAdapter(_constrained(key.hint, key.limits), config=STRICT)
     try:

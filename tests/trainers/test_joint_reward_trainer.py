@@ -163,6 +163,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, start, reports):
     assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
 
 
+def test_several_sets_are_evaluated(tmp_path):
+    trainer = reward_trainer(tmp_path, eval_dataset={"a": pairs(number=2), "b": pairs(number=3)})
+    assert {"eval_a_loss", "eval_b_loss"} <= trainer.evaluate().keys()
+
+
 def test_a_frozen_backbone(tmp_path):
     trainer = reward_trainer(tmp_path, freeze_backbone=True)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}

@@ -81,11 +81,21 @@ def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
     both = trainer.evaluate({"a": pairs(number=3), "b": tiny_items(2)})
     assert {"eval_a_loss", "eval_a_rewards/margins", "eval_b_reward"} <= both.keys()
     assert "eval_reward" in trainer.evaluate(tiny_items(2)) and "eval_loss" in trainer.evaluate(pairs(number=3))
+    predicted = trainer.predict(pairs(number=3)).metrics
+    assert predicted["test_loss"] == trainer.evaluate(pairs(number=3))["eval_loss"]
     trainer.create_model_card(model_name="pair")
     card = (tmp_path / "README.md").read_text()
     for text in ("MADPO", "`beta` | 0.1", "preference pairs | 12", "env steps | 24", "FunctionEnvironment", "madpo"):
         assert text in card, text
     assert "None" not in card.replace("`loss_weights` | None", "")
+
+
+def test_the_best_model_has_the_lowest_loss_by_default(tmp_path):
+    settings = {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}
+    trainer = pair_trainer(tmp_path, eval_dataset=pairs(number=3), eval_steps=1, save_steps=1, **settings)
+    trainer.train()
+    losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert trainer.state.best_metric == min(losses)
 
 
 def test_rows_without_rewards_take_no_env_steps(tmp_path):

@@ -4,11 +4,14 @@ import asyncio
 import traceback
 
 import pytest
+import torch
+from transformers import BertConfig, BertLMHeadModel, MambaConfig, MambaForCausalLM
 from trl import GRPOConfig, RewardConfig
 
 from trl_multiagent import (
     AgentTeam,
     FunctionEnvironment,
+    IACConfig,
     IACTrainer,
     JointRewardTrainer,
     MAACConfig,
@@ -53,6 +56,8 @@ def test_wrong_arguments_without_names_are_told_the_right_way():
         AgentTeam.from_pretrained("model", ["aux"], peft_config={"r": 8})
     with pytest.raises(TypeError, match=r"takes no `device`: the trainer moves the team, or `team.to\(device\)` does"):
         AgentTeam.from_pretrained("model", ["aux"], device="cuda")
+    with pytest.raises(TypeError, match="takes no `torch_dtype`: it is called `dtype` now"):
+        AgentTeam.from_pretrained("model", ["aux"], torch_dtype="bfloat16")
     with pytest.raises(TypeError, match="takes no `model_init_kwargs`: give each of its entries as an argument"):
         AgentTeam.from_pretrained("model", ["aux"], model_init_kwargs={"dtype": "bfloat16"})
 
@@ -175,6 +180,60 @@ def test_a_role_that_acts_in_no_turn_is_told(tmp_path, caplog):
     assert caplog.messages == ["'second' is not asked in the first turn, and `num_turns` is 1: raise it."]
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"items_per_device": 2, "gradient_accumulation_steps": 4}, "leave one of them out"),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}, "set `gradient_accumulation_st"),
+        ({"reward_weights": [1.0, 2.0]}, "teams do not support: an argument of `FunctionEnvironment`"),
+        ({"load_best_model_at_end": True, "eval_strategy": "steps"}, "need a `metric_for_best_model`"),
+    ],
+)
+def test_settings_that_would_do_something_else_than_in_trl_are_refused(tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        MAGRPOConfig(tmp_path, use_cpu=True, **settings)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "config", "has_scheduler", "settings"),
+    [
+        (IACTrainer, IACConfig, False, {}),
+        (MAGRPOTrainer, MAGRPOConfig, True, {"agent_learning_rates": {"aux": 0.0}}),
+    ],
+)
+def test_an_optimizer_that_cannot_do_what_is_asked_is_refused(tmp_path, trainer, config, has_scheduler, settings):
+    team = tiny_team()
+    optimizer = torch.optim.SGD(team.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0) if has_scheduler else None
+    with pytest.raises(ValueError, match="an optimizer that the trainer makes: leave `optimizers` out"):
+        tiny_trainer(tmp_path, team, None, trainer, config, optimizers=(optimizer, scheduler), **settings)
+
+
+def test_models_with_logits_of_their_own_are_refused(tmp_path):
+    sizes = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    bert = BertLMHeadModel(BertConfig(**sizes, intermediate_size=48, is_decoder=True, initializer_range=0.2))
+    bert.generation_config.eos_token_id = 256
+    with pytest.raises(ValueError, match="BertLMHeadModel cannot be trained: TRL computes log-probabilities from"):
+        tiny_trainer(tmp_path, AgentTeam({"aux": bert}, {"aux": byte_tokenizer()}), tiny_environment(("aux",)))
+
+
+def test_models_without_attention_train(tmp_path):
+    sizes = {"vocab_size": 258, "hidden_size": 32, "num_hidden_layers": 1, "eos_token_id": 256, "pad_token_id": 257}
+    team = AgentTeam({"aux": MambaForCausalLM(MambaConfig(**sizes))}, {"aux": byte_tokenizer()})
+    settings = {"per_device_train_batch_size": "auto", "num_turns": 1}
+    assert tiny_trainer(tmp_path, team, tiny_environment(("aux",)), **settings).train().global_step == 1
+
+
+def test_chat_messages_do_not_become_words_of_a_prompt():
+    environment = FunctionEnvironment({"aux": "{prompt}"}, len_reward)
+    with pytest.raises(TaskError, match=r"has chat messages; take `lambda item: item\['prompt'\]`"):
+        environment.prompts({"prompt": [{"role": "user", "content": "Go."}]}, ())
+
+
+def len_reward(completions, **columns):
+    return [float(len(completion["aux"])) for completion in completions]
+
+
 def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
     """MARLOO would train with the baseline of MAGRPO."""
     with pytest.raises(TypeError, match="`args` is a `MAGRPOConfig`: give a `MARLOOConfig`"):
@@ -183,7 +242,8 @@ def test_the_configuration_of_another_algorithm_is_refused(tmp_path):
         JointRewardTrainer("model", RewardConfig(tmp_path, use_cpu=True, bf16=False))
 
 
-def test_attention_without_masks_says_what_it_costs(tmp_path, caplog):
+def test_attention_without_masks_says_what_it_costs(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(MAGRPOTrainer, "_check_head", lambda trainer: None)  # flash attention needs a GPU
     team = tiny_team()
     team.agents["aux"].config._attn_implementation = "flash_attention_2"
     tiny_trainer(tmp_path, team)

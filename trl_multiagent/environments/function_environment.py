@@ -330,12 +330,14 @@ def fill_template(role: str, template: str, item: dict) -> str:
 
 
 class ColumnFormatter(Formatter):
-    """Formats texts with columns. It refuses values that would become the word None or nan, or b'...'."""
+    """Formats texts with columns. It refuses values that would become None, nan, b'...' or [{'role': ...}]."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
         value, used = super().get_field(field_name, args, kwargs)
         if is_no_text(value):
             raise ValueError(f"{field_name!r} is {value} in this item; remove such items, or write a function")
+        if isinstance(value, list) and all(isinstance(x, dict) and "role" in x and "content" in x for x in value):
+            raise ValueError(f"{field_name!r} has chat messages; take `lambda item: item[{field_name!r}]`")
         return value, used
 
 

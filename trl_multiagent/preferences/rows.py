@@ -122,6 +122,8 @@ def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train
     present_roles = roles_of_columns(columns)
     if missing:
         raise ValueError(f"`{name}` has no column {', '.join(map(repr, missing))}; it has answers of {present_roles}.")
+    if not roles:
+        raise ValueError(f"`{name}` needs the columns 'ROLE_prompt', 'ROLE_chosen' and 'ROLE_rejected' of each role.")
     if not set(present_roles) <= set(roles):
         raise ValueError(f"`{name}` has answers of the roles {present_roles}, but the team has {list(roles)}.")
     if (CHOSEN_REWARD in columns) != (REJECTED_REWARD in columns):

@@ -67,6 +67,7 @@ ADVICE = dict.fromkeys(("tokenizer", "processing_class"), "give the tokenizers' 
 ADVICE |= {
     "device": "the trainer moves the team, or `team.to(device)` does",
     "model_init_kwargs": "give each of its entries as an argument",
+    "torch_dtype": "it is called `dtype` now",
 }
 
 
@@ -443,11 +444,16 @@ class AgentTeam(nn.Module):
             raise ValueError(f"The team has the roles {list(self.roles)}, the environment {list(environment.roles)}.")
 
     def end_tokens(self, role: str) -> list[int]:
-        """Returns the ids of the tokens that end an agent's completion: its tokenizer's and its model's."""
+        """
+        Returns the ids of the tokens that end an agent's completion: its tokenizer's and its model's. Raises
+        `ValueError` if there are none.
+        """
         declared = self.agents[role].generation_config.eos_token_id
-        declared = [] if declared is None else [declared] if isinstance(declared, int) else declared
-        own = self.tokenizers[role].eos_token_id
-        return list(dict.fromkeys([*([] if own is None else [own]), *declared]))
+        declared = declared if isinstance(declared, list) else [declared]
+        tokens = {k: None for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None}
+        if not tokens:
+            raise ValueError(f"Neither the tokenizer of {role!r} nor its model names a token that ends a text.")
+        return list(tokens)
 
     def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""

@@ -37,7 +37,7 @@ from trl_multiagent.report.terminal import show_one_bar
 from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.team_config import check_trained_weights
-from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin
+from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin, eval_datasets
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
 
@@ -148,7 +148,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         )
         collate = self.data_collator
         self.data_collator = lambda rows: {**collate(rows), "weights": torch.ones(len(rows)), **self._packed(rows)}
-        for dataset in filter(None, [self.train_dataset, self.eval_dataset]):
+        for dataset in (self.train_dataset, *eval_datasets(self.eval_dataset)):
             lengths = map(len, [*dataset["chosen_ids"], *dataset["rejected_ids"]])
             check_length("A text of the reward model", self.model, max(lengths))
         self.model.config.update({CONFIG_KEY: asdict(self.joint_text)})

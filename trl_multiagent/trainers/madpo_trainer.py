@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from torch.nn.functional import logsigmoid
 from transformers import TrainerCallback
+from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 from trl import DPOTrainer
 from trl.data_utils import _tokenize, common_prefix_length
@@ -356,6 +357,9 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             texts = tokenizer.batch_decode(inputs[role].sequences, skip_special_tokens=True)
             columns |= {f"{role} chosen": texts[:number], f"{role} rejected": texts[number:]}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def predict(self, test_dataset: Dataset, *args: Any, **kwargs: Any) -> PredictionOutput:
+        return super().predict(self._prepare_dataset(test_dataset, None, self.args, "eval"), *args, **kwargs)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list):

@@ -134,8 +134,9 @@ def sampling_parts(args: Any, size: Size, number: float, copied: float) -> dict[
     rows = size.joint * args.items_per_device * args.nodes_per_turn[-1] * args.completions_per_node
     if args.generation_token_budget is not None:
         rows = max(1, min(rows, args.generation_token_budget // longest))
-    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    all_heads = getattr(text, "num_attention_heads", None) or 0  # those of Mamba and RWKV keep no keys
+    head = getattr(text, "head_dim", None) or text.hidden_size // max(1, all_heads)
+    heads = getattr(text, "num_key_value_heads", None) or all_heads
     token = 2 * number * text.num_hidden_layers * heads * head  # keys and values
     cache, probabilities = token * rows * longest, 3 * 4.0 * rows * text.vocab_size
     # Before, the prompts are read, each once. Adapters add their result to the base's

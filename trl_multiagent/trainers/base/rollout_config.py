@@ -43,10 +43,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             gradient_accumulation_steps` rows hold (8 of the former by default), and at least 1. An optimizer step
             always uses the whole batch.
         per_device_train_batch_size (`int` or `str`, *optional*, defaults to `"auto"`): Number of rows of one forward
-            pass of the update, which changes memory and speed, but not the update. With `"auto"`, it is chosen at the
-            first step: as many as fit into the memory of the device, with a fifth of it left free, see
-            [`~trainers.base.memory.choose_rows`]. If the memory runs out nevertheless, it is halved, and the step
-            runs again.
+            pass of the update, which changes memory and speed, but not the update if `items_per_device` is set. With
+            `"auto"`, it is chosen at the first step: as many as fit into the memory of the device, with a fifth of it
+            left free, see [`~trainers.base.memory.choose_rows`]. If the memory runs out nevertheless, it is halved,
+            and the step runs again.
         gradient_checkpointing (`bool`, *optional*): Whether activations are computed again in the backward pass, to
             save memory. By default, they are if the rows would not fit otherwise.
         num_turns (`int`, *optional*): Largest number of turns of an episode, which is the depth of the rollout tree.
@@ -201,6 +201,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 "but rollout trees differ between ranks, which would deadlock. Leave it True: every device then holds "
                 "the weights of the agent that generates."
             )
+        saves_best = self.load_best_model_at_end or self.save_strategy == "best"
+        if saves_best and self.metric_for_best_model in (None, "loss"):
+            raise ValueError(
+                "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model`, such as 'reward'."
+            )
         self._check_generation_kwargs()
         if self.use_vllm:
             self._check_vllm()
@@ -346,6 +351,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                     f"whole number of rollout trees of {self.rows_per_item} rows. Set `items_per_device` instead."
                 )
             self.items_per_device = max(1, rows // self.rows_per_item)
+        elif self.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"`items_per_device` says that a step has {self.items_per_device} items of each process, whatever "
+                "`gradient_accumulation_steps` is: leave one of them out."
+            )
         if self.per_device_eval_batch_size is None:
             num_items = math.ceil(self.items_per_device * self.num_generations / self.num_generations_eval)
             self.per_device_eval_batch_size = num_items * self.num_generations_eval

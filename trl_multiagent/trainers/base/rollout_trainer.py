@@ -48,7 +48,12 @@ from trl_multiagent.trainers.base.checkpoints import ENVIRONMENT_FILE
 from trl_multiagent.trainers.base.loss import policy_loss
 from trl_multiagent.trainers.base.metrics import Observer
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import (
+    TeamTrainerMixin,
+    TrainerGenerator,
+    eval_datasets,
+    router_loss_coefs,
+)
 
 
 @explained
@@ -585,13 +590,6 @@ def check_inputs(
             f"`train_dataset` has {len(train_dataset)} items, fewer than the {args.items_per_device} per device x "
             f"{args.world_size} devices of one optimizer step. Give more, or lower `items_per_device`."
         )
-
-
-def eval_datasets(eval_dataset: Dataset | dict[str, Dataset] | None) -> list[Dataset]:
-    """Returns the sets of an evaluation."""
-    if eval_dataset is None:
-        return []
-    return list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
 
 
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:

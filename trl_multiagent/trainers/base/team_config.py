@@ -89,6 +89,8 @@ class CommonConfig(Base):
                 "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "
                 "with fewer, or update alone. Leave it true."
             )
+        if (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1) != 1:
+            raise ValueError("`accelerator_config` has `num_steps`: set `gradient_accumulation_steps` instead.")
         if self.rounds_stochastically and (self.world_size > 1 or self.deepspeed_plugin is not None):
             raise ValueError(
                 "`bf16_stochastic_round` in `optim_args` works in one process without DeepSpeed: several processes "
@@ -158,11 +160,6 @@ class TeamConfig(CommonConfig):
 
     def _check_combinations(self) -> None:
         super()._check_combinations()
-        saves_best = self.load_best_model_at_end or self.save_strategy == "best"
-        if saves_best and self.metric_for_best_model in (None, "loss"):
-            raise ValueError(
-                "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model`, such as 'reward'."
-            )
         if self.world_size > 1 and self.accelerator_config.split_batches:
             raise ValueError(
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "

@@ -231,10 +231,36 @@ class TeamTrainerMixin(CommonTrainerMixin):
             raise ValueError(
                 "`EarlyStoppingCallback` needs `eval_strategy` and a `metric_for_best_model` like 'reward'."
             )
+        has_rates = self.args.agent_learning_rates and self.lr_scheduler is not None
+        if self.optimizer is not None and (self._trains_critics or has_rates):
+            what = "Critics need" if self._trains_critics else "`agent_learning_rates` beside a scheduler needs"
+            raise ValueError(f"{what} an optimizer that the trainer makes: leave `optimizers` out.")
+        self._check_head()
         self.add_callback(CheckpointCallback(self))
         from trl_multiagent.report.run_report import report_run
 
         report_run(self)
+
+    def _check_head(self) -> None:
+        """
+        Raises `ValueError` if log-probabilities that TRL computes from the output embeddings are not those of an
+        agent's own logits: some models have a layer before them, or change the logits after them.
+        """
+        if self.is_deepspeed_enabled:  # which places the weights later
+            return
+        temperature = getattr(self, "temperature", 1.0)
+        limit = 0.5 if self.args.bf16 or self.args.fp16 else 0.01
+        for agent in {self.team.agents[role] for role in self.team.trained_roles}:
+            ids = torch.arange(6, device=agent.get_output_embeddings().weight.device)[None]
+            with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+                found = agent(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
+                logits = agent(input_ids=ids).logits[:, :-1].float() / temperature
+            own = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+            if (found - own).abs().max() > limit:
+                raise ValueError(
+                    f"{type(agent).__name__} cannot be trained: TRL computes log-probabilities from output embeddings "
+                    "and hidden states alone, and this model computes its logits otherwise."
+                )
 
     @shows_task
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -580,6 +606,13 @@ def router_loss_coefs(team: AgentTeam, args: TeamConfig) -> dict[str, float]:
             "`router_aux_loss_coef=0.0`."
         )
     return coefs
+
+
+def eval_datasets(eval_dataset: Dataset | dict[str, Dataset] | None) -> list[Dataset]:
+    """Returns the sets of an evaluation."""
+    if eval_dataset is None:
+        return []
+    return list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
 
 
 # Several processes
