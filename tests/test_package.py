@@ -104,7 +104,11 @@ def test_an_argument_begins_a_line_of_its_docstring():
     for path in [*(ROOT / "trl_multiagent").rglob("*.py"), *(ROOT / "recipes").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            is_list = False
             for line in (text or "").splitlines():
+                is_list = line in ("Args:", "Attributes:", "Raises:") or (is_list and line[:1] in ("", " "))
+                if is_list and re.match(r"    \S", line):  # what an entry says further is indented
+                    assert re.match(r"    ([\w`*[\]~./, ]+( \(.*)?:|\*?\w+ \()", line), f"{path}: {line}"
                 names = re.match(r" *\*?(?:\w+(?: \([^()]+\))?, )*\w+ \(", line)  # `a, b (type): ...` is an entry
                 rest = line[names.end() if names else 0 :]
                 assert not re.search(r"\w \(\[?`[^()]+\): ", rest), f"{path}: {line}"
