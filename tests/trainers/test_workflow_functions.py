@@ -442,7 +442,8 @@ def test_mistakes_get_a_sentence():
             play(mistaken, [{"x": 1}], scripted(ANSWERS), num_episodes=1)
     with pytest.raises(TaskError, match="`max_tokens` is 0"):
         play(mistaken, [{"x": 0}, {"x": 1}], scripted(ANSWERS), num_episodes=1)
-    for wrong, message in (([1.0], "a list of 3 numbers"), (["a"] * 3, "reward 'a'"), (None, "a list of 3 numbers")):
+    wrong_rewards = [([1.0], "a list of 3 numbers"), (["a"] * 3, "reward 'a'"), (None, "a list of 3 numbers")]
+    for wrong, message in (*wrong_rewards, ([{"aux": 1.0}] * 3, "rewards by role")):
         with pytest.raises(TaskError, match=message):
             play(
                 debate(group_reward=lambda item, episodes, wrong=wrong: wrong),

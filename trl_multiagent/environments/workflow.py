@@ -378,6 +378,8 @@ class WorkflowEnvironment(Environment):
         name = f"The group reward of `{self.run.__name__}`"
         with task_code(name):
             added: list[Any] = as_rewards(name, self.group_reward(item, histories), len(histories))
+        if any(isinstance(x, Mapping) for x in added):
+            raise TaskError(f"{name} returned rewards by role; it must return a number for each episode.")
         return [x or 0.0 for x in added]
 
     async def _reached(self, items: list[dict], histories: Sequence[History]) -> list[Episode]:
