@@ -136,8 +136,8 @@ def test_every_episode_has_an_opening_of_its_own_whose_reward_counts():
     assert seen == [str(k) for k in range(6)]  # each is scored with the opening that its agent has seen
 
 
-def sampler_of(team, length=8, seed=3):
-    return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": length}), seed=seed))
+def sampler_of(team, length=8):
+    return TeamSampler(team, TransformersGenerator(team, sampling_arguments({"max_new_tokens": length}), seed=3))
 
 
 def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
@@ -146,7 +146,7 @@ def test_a_team_plays_a_role_and_is_not_trained(tmp_path):
     """
     other = tiny_team(("x", "y"))
     before = [x.clone() for x in other.parameters()]
-    seat = TeamSeat(lambda: sampler_of(other, 4, None), "other", "y")
+    seat = TeamSeat(lambda: sampler_of(other, 4), "other", "y")
     environment = SeatedEnvironment(AsciiGame(("a", "b")), {"b": seat})
     found, trainer, start = one_update(tmp_path, tiny_team(("a",)), environment=environment, num_generations=4)
     assert distance(found, reference_gradients(trainer._turns, start)) < 1e-5

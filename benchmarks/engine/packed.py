@@ -90,7 +90,7 @@ def measure(model: LlamaForCausalLM, rows: list[Row], repetitions: int) -> dict:
             results.setdefault(form, []).append(update(model, rows, form))
     norms = [of_form[0][2] for of_form in results.values()]
     assert max(norms) - min(norms) < 1e-4 * max(norms), f"the updates differ: {norms}"
-    needed = sum(len(row.samples["agent"].prompt_ids) + row.num_tokens("agent") for row in rows)
+    needed = sum(len(row.samples["agent"].prompt_ids) + len(row.trained_ids("agent", (), False)) for row in rows)
     positions = {form: of_form[0][1] for form, of_form in results.items()}
     seconds = {form: statistics.median(x for x, *_ in of_form[1:]) for form, of_form in results.items()}
     return {"rows": len(rows), "tokens": needed, "positions": positions, "seconds": seconds}

@@ -292,7 +292,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
 def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_and_prompts(tmp_path):
     asked = {"nim": "seats", "nim_smollm2": "seats", "hanabi": "textarena.game"}  # they may load models and run code
     teams = [f"magrpo_{name}_coder" for name in ("mbpp", "he", "che", "demo")]
-    asked |= dict.fromkeys([*teams, "iac_demo_coder"], "prompt_files.aux")
+    asked |= dict.fromkeys([*teams, "iac_demo_coder", "madpo_demo_coder"], "prompt_files.aux")
     asked |= dict.fromkeys(["grpo_mbpp_coder", "grpo_demo_coder"], "prompt_files.main")
     asked |= dict.fromkeys(["magrpo_classeval_coder", "grpo_classeval_coder"], "prompt_files.methods")
     families = ("block_building", "bug_fixing", "class_completion", "writing")
