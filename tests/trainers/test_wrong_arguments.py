@@ -228,6 +228,7 @@ def test_chat_messages_do_not_become_words_of_a_prompt():
     environment = FunctionEnvironment({"aux": "{prompt}"}, len_reward)
     with pytest.raises(TaskError, match=r"has chat messages; take `lambda item: item\['prompt'\]`"):
         environment.prompts({"prompt": [{"role": "user", "content": "Go."}]}, ())
+    assert environment.prompts({"prompt": []}, ()) == {"aux": "[]"}
 
 
 def len_reward(completions, **columns):

@@ -336,7 +336,8 @@ class ColumnFormatter(Formatter):
         value, used = super().get_field(field_name, args, kwargs)
         if is_no_text(value):
             raise ValueError(f"{field_name!r} is {value} in this item; remove such items, or write a function")
-        if isinstance(value, list) and all(isinstance(x, dict) and "role" in x and "content" in x for x in value):
+        messages = value if isinstance(value, list) else []
+        if messages and all(isinstance(x, dict) and "role" in x and "content" in x for x in messages):
             raise ValueError(f"{field_name!r} has chat messages; take `lambda item: item[{field_name!r}]`")
         return value, used
 

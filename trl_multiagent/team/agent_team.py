@@ -152,7 +152,7 @@ class AgentTeam(nn.Module):
         self.has_shared_weights = len(full) == len(self.roles) > 1 and len(set(full)) == 1
         if len(set(full)) < len(full) and not self.has_shared_weights:
             raise ValueError("Either all agents of a team share one model, or each has a model of its own.")
-        if self.has_shared_weights and len({tokenizer.chat_template for tokenizer in tokenizers.values()}) > 1:
+        if self.has_shared_weights and len({str(x.chat_template) for x in tokenizers.values()}) > 1:
             raise ValueError("Agents that share one model are saved with one tokenizer: give all one chat template.")
         self._adapters = AgentAdapters(adapted)
         self._quantized_layers = [
