@@ -6,6 +6,8 @@ the writer writes it again, until the evaluator is content. The evaluator is pai
         --model_name Qwen/Qwen2.5-0.5B-Instruct --branching episodes
 """
 
+import re
+
 from trl_multiagent import Task, workflow
 from trl_multiagent.configs.recipes.workflows.demos import datasets_of, three_words
 
@@ -19,7 +21,7 @@ async def evaluator_optimizer(item, agents):
     words, advice = [item["noun"], item["verb"], item["place"]], ""
     for _ in range(ROUNDS):
         text = await agents.writer(f"{advice}Write one sentence with the words {', '.join(words)}:\n")
-        missing = [word for word in words if word not in text.lower().split()]
+        missing = [word for word in words if word not in re.findall("[a-z]+", text.lower())]
         verdict = await agents.evaluator(
             f"Sentence: {text}\nWhich of the words {', '.join(words)} are missing? Answer with them, or with 'none':\n"
         )

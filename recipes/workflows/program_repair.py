@@ -10,6 +10,7 @@ import math
 import operator
 
 from trl_multiagent import Task, workflow
+from trl_multiagent.code.extraction import read_function
 from trl_multiagent.code.sandbox import Program, Sandbox
 from trl_multiagent.configs.recipes.workflows.demos import datasets_of
 
@@ -30,11 +31,11 @@ def wishes():
 async def program_repair(item, agents):
     asked = f"Write a Python function f(a, b) that returns {item['wish']}, and nothing else:\n"
     source = await agents.coder(asked)
-    verdict = await agents.call(SANDBOX.run, Program(source, "f", item["checks"]))
+    verdict = await agents.call(SANDBOX.run, Program(read_function(source, "f").source, "f", item["checks"]))
     failed = [check.source for check in verdict.checks if check.status != "passed"]
     if failed:
         source = await agents.fixer(f"{asked}{source}\nThis test fails: {failed[0]}. Write the function again:\n")
-        verdict = await agents.call(SANDBOX.run, Program(source, "f", item["checks"]))
+        verdict = await agents.call(SANDBOX.run, Program(read_function(source, "f").source, "f", item["checks"]))
     agents.log("passed", verdict.passed == verdict.total)
     return verdict.passed / verdict.total
 

@@ -39,13 +39,15 @@ MAX_CHARS = 32_000  # a longer answer counts as empty
 MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one answer
 MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
 
-FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$|```[ \t]*$", re.MULTILINE)
 CODE_START = re.compile(
-    r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
+    r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.]*[\[(]"
+    r"|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
 DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
 # A statement may end before such a line
-MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b)\S")
+MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
 LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set)
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 
@@ -164,7 +166,9 @@ def read_function(answer: str, name: str) -> Code:
 
 
 def _text_of(answer: str) -> str:
-    return textwrap.dedent(answer.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff"))
+    """Returns an answer without invisible characters at the ends of its lines, or a blank before its first one."""
+    lines = answer.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return textwrap.dedent("\n".join(line.strip(INVISIBLE) for line in lines)).lstrip(" \t\xa0")
 
 
 def _is_stub(node: ast.stmt, name: str) -> bool:
@@ -219,7 +223,8 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     """
     fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
     code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
-    for whole in (text, code):
+    outer = "\n".join(re.split(r"^(?:```|~~~).*$", text, flags=re.MULTILINE)[1::2])  # a docstring may have fences
+    for whole in (text, outer if wanted.search(outer) else code, code):
         if _parse(whole)[0] is not None:
             yield whole, True
             return
@@ -259,11 +264,10 @@ def _text_length(lines: list[bytes], nodes: Iterable[ast.stmt]) -> int:
     belong. Identical statements count once.
     """
     texts = set()
-    for node in nodes:
-        last = node.end_lineno or 0
+    for first, last in {(first_line(node), node.end_lineno or 0) for node in nodes}:
         while last < len(lines) and re.match(rb"[ \t]+#|\s*$", lines[last]):
             last += 1
-        texts.add(b"\n".join(lines[first_line(node) : last]).strip().decode(errors="surrogatepass"))
+        texts.add(b"\n".join(lines[first:last]).strip().decode(errors="surrogatepass"))
     return _visible_length("".join(texts))
 
 

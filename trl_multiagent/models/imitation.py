@@ -87,7 +87,15 @@ class ImitationModel:
 
     def fingerprint(self) -> str:
         """Returns a hash of everything that determines the model: settings, code, data, and library versions."""
-        digest = hashlib.sha256(f"{self.steps} {self.seed} {self.variant}".encode())
+        own = (
+            self.steps,
+            self.batch_size,
+            self.seed,
+            self.variant,
+            *self.vocabulary,
+            *sorted(self.architecture.items()),
+        )
+        digest = hashlib.sha256(repr(own).encode())
         code = Path(self.demonstrate.__code__.co_filename).parent.glob("*.py")
         for path in (Path(__file__), *sorted(code), *sorted(DATA.glob("*.*")), *self.sources):
             digest.update(path.read_bytes())

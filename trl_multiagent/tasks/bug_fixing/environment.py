@@ -28,7 +28,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, called_name, depth
+from trl_multiagent.code.dependencies import (
+    FUNCTIONS,
+    IMPORTS,
+    PARSE_ERRORS,
+    all_tables,
+    bound_names,
+    called_name,
+    depth,
+)
 from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
 from trl_multiagent.code.extraction import join_sources, read_function
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
@@ -228,10 +236,19 @@ def run_groups(run: Callable[[list[Program]], list[Verdict]], groups: list[list[
 
 def read_repair(completion: str, item: dict) -> str:
     """
-    Returns the repaired function in a completion, behind the imports of the faulty program, which it need not repeat.
+    Returns the faulty program with the function of a completion, which need not repeat what stands around it.
     """
-    imports = [ast.unparse(node) for node in ast.parse(item["faulty"]).body if isinstance(node, IMPORTS)]
-    return join_sources("\n".join(imports), read_function(completion, item["entry_point"]).source)
+    code = read_function(completion, item["entry_point"])
+    own = set().union(*(statement.binds for statement in code.statements))
+    before, after = list[str](), list[str]()
+    part = before
+    for node in ast.parse(item["faulty"]).body:
+        text = ast.unparse(node)
+        if isinstance(node, FUNCTIONS) and node.name == item["entry_point"]:
+            part = after
+        elif not bound_names(all_tables(text)[0]) & own:
+            part.append(text)
+    return join_sources("\n".join(before), code.source, "\n".join(after))
 
 
 def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:

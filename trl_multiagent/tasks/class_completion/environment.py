@@ -32,7 +32,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 1
+REWARD_VERSION = 2
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
@@ -305,13 +305,14 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
 def read_class(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
     tree, answer = read_module(completion), Answer()
-    owner = find_class(tree, class_name)
-    for node in [*functions_of(tree), *(functions_of(owner) if owner else ())]:
+    owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
+    for node in itertools.chain(functions_of(tree), *map(functions_of, owners)):
         if not can_be_written(node):
             continue
         answer.methods[node.name] = node
         first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
-        if node in tree.body and first not in ("self", "cls") and not node.decorator_list:
+        is_method = any(ast.unparse(decorator) in DECORATORS for decorator in node.decorator_list)
+        if node in tree.body and first not in ("self", "cls") and not is_method:
             answer.outside.add(node.name)
     imports = [node for node in tree.body if isinstance(node, IMPORTS)]
     answer.imports += [node for node in imports if getattr(node, "module", "") != "__future__"]

@@ -251,7 +251,7 @@ STOP_WORDS = frozenset(LISTS["stop_words"].split())
 TRANSITIONS = {category: phrases.split("|") for category, phrases in LISTS["transitions"].items()}
 FUNCTION_WORDS = STOP_WORDS.union(LISTS["more_function_words"].split(), *TRANSITIONS.values())
 WHOLE_PHRASES = [re.compile(rf"\b(?:{'|'.join(map(re.escape, phrases))})\b") for phrases in TRANSITIONS.values()]
-COMPLETE = re.compile(r"[.!?][\"')]*\s*$")
+COMPLETE = re.compile(r"[.!?][\"')”’»]*\s*$")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 STEM = 6  # letters of a word that are compared, so that most inflected forms of a word are the same
 SHARED = 0.05  # a word that more than this share of the sources have says little about one of them

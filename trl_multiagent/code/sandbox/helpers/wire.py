@@ -421,7 +421,10 @@ def rebuild(raised: Any, names: dict[str, Any]) -> Exception:
         kind = own
     elif name != base and name.isidentifier():
         kind = type(name[:80], (kind,), {})
-    return kind.__new__(kind, *args)
+    error = kind.__new__(kind, *args)
+    if isinstance(error, SyntaxError):  # `__init__` sets its text
+        SyntaxError.__init__(error, *args[:1])
+    return error
 
 
 def decode(data: Any, references: References) -> Any:
