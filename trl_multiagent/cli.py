@@ -128,7 +128,7 @@ def positive(text: str) -> int:
 def several_seeds(text: str) -> list[int]:
     """Reads seeds that are separated by commas."""
     parts = text.split(",")
-    if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(parts)) < len(parts):
+    if not all(part.isdecimal() and int(part) < 2**32 for part in parts) or len(set(map(int, parts))) < len(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct seeds, such as 0,1,2.")
     return [int(part) for part in parts]
 

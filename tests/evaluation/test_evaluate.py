@@ -400,8 +400,13 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     (tmp_path / "run" / "config.yaml").write_text("output: {}\n")
     assert find_team(str(tmp_path / "run")) == str(tmp_path / "run" / "checkpoint-10")
     assert find_config(str(tmp_path / "run" / "checkpoint-5")) == str(tmp_path / "run" / "config.yaml")
-    (tmp_path / "run" / "config.yaml").write_text(f"output:\n  save_path: {runs / 'plain'}\n")
-    assert find_team(str(tmp_path / "run")) == str(runs / "plain")
+    shutil.copytree(runs / "plain", tmp_path / "team")
+    for folder in ("run", "team"):
+        (tmp_path / folder / "config.yaml").write_text(f"output:\n  save_path: {tmp_path / 'team'}\n")
+    assert find_team(str(tmp_path / "run")) == str(tmp_path / "team")
+    (tmp_path / "team" / "config.yaml").write_text(f"seed: 2\noutput:\n  save_path: {tmp_path / 'team'}\n")
+    with pytest.raises(ConfigError, match="which now has the team of another run"):
+        find_team(str(tmp_path / "run"))
     assert find_config(str(tmp_path)) is None
 
 

@@ -12,6 +12,7 @@ from trl_multiagent.environments.base import (
     Outcome,
     Prompt,
     Prompts,
+    Turn,
     ask,
     check_all_act,
     judge,
@@ -125,6 +126,15 @@ class CentralizedEnvironment(EnvironmentWrapper):
             outcome.metrics |= {MISSING: float(len(split.missing)), DOUBLED: float(len(split.doubled))}
             outcome.extra |= {f"answer/{role}": text for role, text in split.answers.items()}
         return outcomes
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        roles = self.task.roles
+
+        def of_roles(turn: Turn) -> Turn:
+            answers = split_blocks(turn.joint_action[CENTRAL_ROLE], roles).answers
+            return replace(turn, prompts=dict.fromkeys(roles, turn.prompts[CENTRAL_ROLE]), joint_action=answers)
+
+        return self.task.group_rewards(item, [[of_roles(turn) for turn in history] for history in histories])
 
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "task": type(self.task).__name__}

@@ -4,9 +4,10 @@ reward in training from such a model.
 """
 
 import contextlib
+import math
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from statistics import StatisticsError, correlation
 from typing import Any
@@ -183,19 +184,24 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         prompts = scoring_context().prompts
         if prompts is None or len(prompts) != len(items):  # the environment was called directly
             prompts = self.task.next_prompts(items, histories)
+        self.evaluates = evaluation
         scores = self.reward(prompts=prompts, completions=joint_actions)
         if not (evaluation or self.score_task):
             return [Outcome(score, {MODEL: score}) for score in scores]
         outcomes = judge(self.task, items, joint_actions, histories, evaluation)
         if not evaluation:
             with contextlib.suppress(StatisticsError):  # one of the two is constant
-                r = correlation(scores, [outcome.reward for outcome in outcomes])
-                scoring_context().metrics.setdefault(CORRELATION, []).append(r)
+                known = [(x, y.reward) for x, y in zip(scores, outcomes, strict=True) if not math.isnan(y.reward)]
+                r = correlation(*zip(*known, strict=True)) if known else math.nan
+                scoring_context().metrics.setdefault(CORRELATION, []).extend([] if math.isnan(r) else [r])
         for outcome, score in zip(outcomes, scores, strict=True):
-            outcome.metrics |= {MODEL: score, TASK: outcome.reward}
+            outcome.metrics |= {MODEL: score} | ({} if math.isnan(outcome.reward) else {TASK: outcome.reward})
             if not evaluation:
                 outcome.reward, outcome.role_rewards = score, {}
         return outcomes
+
+    def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
+        return self.task.group_rewards(item, histories) if self.evaluates else None
 
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "reward_model": self.version}

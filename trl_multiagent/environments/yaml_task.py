@@ -25,7 +25,7 @@ from trl_multiagent.environments.dataset_rows import (
     load_file,
     load_from_hub,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
+from trl_multiagent.environments.function_environment import FunctionEnvironment, check_heard, fields_of, fill_template
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import TaskError
@@ -100,9 +100,13 @@ class Functions:
             for role, template in (self.prompts or {}).items()
         }
         try:
-            return FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
+            environment = FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
             raise ValueError(f"`functions.reward_funcs`: {error}") from error
+        for role, template in (self.prompts or {}).items():
+            for message in as_messages(template):
+                check_heard(role, message["content"], environment.order or [environment.roles], environment.roles)
+        return environment
 
     @property
     def columns(self) -> list[str]:

@@ -93,6 +93,7 @@ class MessageAblation(EnvironmentWrapper):
     def __init__(self, task: Environment, how: str):
         super().__init__(task)
         self.how = how
+        self.seen: dict[str, list[Any]] = {}
 
     def resume_settings(self) -> dict[str, Any]:
         return {**super().resume_settings(), "messages": self.how}
@@ -109,9 +110,14 @@ class MessageAblation(EnvironmentWrapper):
         return super().judge(items, joint_actions, [*true], evaluation)
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
+        branches = [*zip(items, histories, strict=True)]
+        now = grouped((json.dumps(item, sort_keys=True, default=str), (item, history)) for item, history in branches)
+        self.seen = {**(self.seen if any(histories) else {}), **now}  # also items whose episodes have ended
         if not any(histories):
             return ask(self.task, items, histories)
-        sources = [histories[k] for k in partners_of(items)] if self.how == SHUFFLED else [()] * len(items)
+        branches += [branch for key, others in self.seen.items() if key not in now for branch in others]
+        partners = partners_of([item for item, _ in branches])[: len(items)] if self.how == SHUFFLED else []
+        sources = [branches[k][1] for k in partners] or [()] * len(items)
         prompts: list[Prompts] = [{} for _ in items]
         for role in self.roles:
             read = [with_answers_of(*pair, role) for pair in zip(histories, sources, strict=True)]
@@ -128,7 +134,7 @@ def with_answers_of(history: History, source: History, role: str) -> History:
     """
     turns = []
     for number, turn in enumerate(history):
-        answers = source[number].joint_action if source else {}
+        answers = source[number].joint_action if number < len(source) else {}
         read = {name: text if name == role else answers.get(name, "") for name, text in turn.joint_action.items()}
         turns.append(replace(turn, joint_action=read, altered=True))
     return turns

@@ -153,7 +153,7 @@ class Report:
         over = CROSS_PLAY_NOTE if self.cross_play else note if self.over_teams else "."
         lines = [
             f"{self.num_items} items, {self.config.num_episodes} sampled episodes each. In brackets: "
-            f"{self.config.confidence:.0%} confidence interval over items{over} A number has no brackets if its "
+            f"{100 * self.config.confidence:g}% confidence interval over items{over} A number has no brackets if its "
             f"values have no spread and no known bounds.{self.range_note}"
         ]
         lines += ["", *self._main_table()]
@@ -321,7 +321,8 @@ def summarize_cross_play(
     per_pair = values.mean(axis=0)
     is_together = np.eye(num_runs, dtype=bool)
     together, mixed = per_pair[is_together].mean(axis=0), per_pair[~is_together].mean(axis=0)
-    low, high = first.bounds(metric)
+    ends = [result.bounds(metric) for result in results.values()]
+    low, high = min(x for x, _ in ends), max(x for _, x in ends)
     diagonal, rest, difference = estimates(
         np.stack([together, mixed, together - mixed], axis=1)[None],
         [(low, high), (low, high), (low - high, high - low)],

@@ -180,31 +180,35 @@ def tokenize_nodes(
         if ids != made.ids and tokenizer.decode(ids) == tokenizer.decode(made.ids):
             made.ids = ids
 
-    def build(chosen: Sequence[int], dropped: int) -> list[WholePrompt]:
+    def build(chosen: Sequence[int], dropped: Mapping[int, int]) -> list[WholePrompt]:
         prompts = [
-            whole_prompt(role, pasts[k], nodes[k].prompts[role], as_chat, options, dropped, markers) for k in chosen
+            whole_prompt(role, pasts[k], nodes[k].prompts[role], as_chat, options, dropped.get(k, 0), markers)
+            for k in chosen
         ]
         built = [WholePrompt(*x) for x in zip(prompts, tokenize(prompts), strict=True)]
         for k, made in zip(chosen, built, strict=True):
             if options.max_history_length is not None:
-                all_turns, turns = (options.shown(len(pasts[k]), number) for number in (0, dropped))
+                all_turns, turns = (options.shown(len(pasts[k]), number) for number in (0, dropped.get(k, 0)))
                 # A first turn counts, too, if only its prompt is left
                 made.dropped_turns = sum(part != left for part, left in zip(all_turns, turns, strict=True))
             continue_turn(nodes[k], made)
         return built
 
-    whole = build(range(len(nodes)), 0)
+    whole = build(range(len(nodes)), {})
     if options.max_history_length is None:
         return whole
     later = [k for k, past in enumerate(pasts) if past]
     alone = tokenize([whole_prompt(role, (), nodes[k].prompts[role], as_chat, markers=markers) for k in later])
     room = {k: len(ids) + options.max_history_length for k, ids in zip(later, alone, strict=True)}
-    dropped = 0
-    while too_long := [k for k in later if len(whole[k].ids) > room[k]]:
-        dropped += 1
-        later = [k for k in too_long if dropped <= len(pasts[k]) + 1]  # without any past turn, a prompt fits
-        for k, shorter in zip(later, build(later, dropped), strict=True):
-            whole[k] = shorter
+    # By bisection, the fewest dropped turns with which a prompt fits; without any past turn, it does
+    fails = {k: 0 for k in later if len(whole[k].ids) > room[k]}
+    fits = {k: len(pasts[k]) + 2 for k in fails}
+    while tried := {k: (fails[k] + fits[k]) // 2 for k in fails if fits[k] - fails[k] > 1}:
+        for k, shorter in zip(tried, build([*tried], tried), strict=True):
+            if len(shorter.ids) > room[k]:
+                fails[k] = tried[k]
+            else:
+                fits[k], whole[k] = tried[k], shorter
     return whole
 
 

@@ -9,6 +9,7 @@ or to the first turn if they open the episode.
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,6 +28,7 @@ from trl_multiagent.environments.base import (
     Turn,
     as_messages,
     ask,
+    call_of,
     item_id,
     judge,
     scoring,
@@ -105,9 +107,11 @@ class EndpointSeat(Seat):
     seed: int = 0
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        prompts = [whole_prompt(role, branch.history, branch.prompts[role], as_chat=True) for branch in branches]
+        own = [(x.history if call_of(x.prompts[role]).memory else (), x.prompts[role]) for x in branches]
+        prompts = [whole_prompt(role, history, prompt, as_chat=True) for history, prompt in own]
         seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
-        return ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
+        answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
+        return [ended(text, call_of(prompt).stop) for text, (_, prompt) in zip(answers, own, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
@@ -227,7 +231,8 @@ class SeatedEnvironment(EnvironmentWrapper):
         outcomes = [self._outcome(branch) for branch in self._advance(branches, evaluation)]
         for role, seat in self.seats.items():
             for outcome, name in zip(outcomes, seat.partners(role, items) or (), strict=False):
-                outcome.metrics[f"with/{role}/{name}"] = outcome.reward
+                if not math.isnan(outcome.reward):
+                    outcome.metrics[f"with/{role}/{name}"] = outcome.reward
         return outcomes
 
     def resume_settings(self) -> dict[str, Any]:
@@ -307,6 +312,12 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Seque
         )
     # A server without a parser of reasoning leaves it in the text
     return [split_reasoning(answer.text)[1] for answer in answers if isinstance(answer, Answer)]
+
+
+def ended(text: str, stops: Sequence[str]) -> str:
+    """Cuts a text off after the first of some strings."""
+    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
+    return text[: min(ends, default=len(text))]
 
 
 def training_step() -> int | None:

@@ -517,12 +517,14 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | None) -> dict[
             "push_to_hub": False,
         }
         changes |= {
-            name: None for name in ("frozen_agents", "agent_learning_rates", "critic_models") if name in section
+            name: None
+            for name in ("frozen_agents", "agent_learning_rates", "critic_models", "stop_strings")
+            if name in section
         }
         own = {
             algorithm: changes,
             "agents": None,
-            "agent_model": {"name": model},
+            "agent_model": {"name": model, "adapter_roles": None},
             "output": {"save_path": None, "save_final_model": True},
         }
         settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)

@@ -6,6 +6,7 @@ teams and of checkpoints, and ids on the Hub.
 import argparse
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from trl_multiagent.settings.read import (
     parse_value,
     read_yaml,
     renamed,
+    resolve,
     suggestion,
 )
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
@@ -179,9 +181,11 @@ def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, c
     model = training.get("agent_model")
     base = training.get("agents") or (model.get("name") if isinstance(model, dict) else None)
     own: dict[str, Any] = {"agents": None, "agent_model": {"name": locations[0]}, "evaluation": flag_values(arguments)}
+    if holds_model(Path(locations[0])):
+        own["agent_model"]["gguf_file"] = None  # of the model that the training started from
     splits = {"train_split": arguments.split, "eval_split": arguments.split}
     if arguments.dataset:
-        own["dataset"] = {"name": arguments.dataset, **splits}
+        own["dataset"] = {"name": arguments.dataset, **splits, **({} if arguments.split else {"eval_size": None})}
     elif arguments.split:
         own["dataset"] = splits
     if arguments.task:
@@ -248,9 +252,11 @@ def safe_settings(
     texts, left_out = (names.format(algorithm=algorithm).split() for names in (TEXTS, LEFT_OUT))
     for section, body in layer.items():
         has_keys = isinstance(body, dict) and section not in UNSAFE
+        if body == {} and section not in left_out:
+            kept[section] = {}  # `peft: {}` takes the defaults
         for key, value in body.items() if has_keys else [("", body)]:
             path = f"{section}.{key}" if has_keys else section
-            is_used = used is None or (section != "peft" and (section != algorithm or key in used))
+            is_used = used is None or section != algorithm or key in used
             if section in left_out or not is_used or any("." in x and path.startswith(x) for x in left_out):
                 continue
             known = sections.get(section, {}).get(key)
@@ -305,9 +311,12 @@ def find_team(text: str) -> str:
         return text
     if holds_model(path):
         return text
-    output = read_yaml(find_config(text)).get("output")
+    written = read_yaml(find_config(text))
+    output = resolve({**written, "task": None}).get("output")
     saved = output.get("save_path") if isinstance(output, dict) else None
     if saved and (Path(saved) / TEAM_FILE).is_file():
+        if read_yaml(find_config(str(saved))) != written:
+            raise ConfigError(f"{text} saved its team in {saved}, which now has the team of another run.")
         return str(saved)
     checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
     if checkpoints:
@@ -355,7 +364,7 @@ def name_teams(
         file = None if is_model else find_in_repository(location, TEAM_FILE)
         with config_errors(f"{file} cannot be read: ", (ValueError, KeyError, TypeError)):
             roles = None if file is None else read_team_file(file).roles
-        parts = Path(text).absolute().parts[1:] if Path(text).is_dir() else Path(text).parts
+        parts = Path(os.path.abspath(text)).parts[1:] if Path(text).is_dir() else Path(text).parts
         longer = ("_".join(parts[-k:]) for k in range(1, len(parts) + 1))
         numbered = (f"{parts[-1]}_{k}" for k in itertools.count(2))
         names.append(next(x for x in itertools.chain(longer, numbered) if x not in names))

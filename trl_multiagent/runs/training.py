@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import yaml
 from datasets import Dataset
+from omegaconf import OmegaConf
 from transformers import Trainer, TrainerCallback
 
 from trl_multiagent.environments.base import Environment
@@ -89,7 +89,7 @@ def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
 def write_settings(run: PreparedRun) -> None:
     """Writes the merged settings to the folder of the run."""
     run.run_folder.mkdir(parents=True, exist_ok=True)
-    write_text(run.run_folder / RECIPE_FILE, yaml.safe_dump(run.merged, sort_keys=False))
+    write_text(run.run_folder / RECIPE_FILE, OmegaConf.to_yaml(OmegaConf.create(run.merged)))
 
 
 def save_results(run: PreparedRun, trainer: Trainer) -> None:

@@ -244,6 +244,9 @@ def make_critics(team: Any, roles: dict[str, str], settings: CriticSettings) -> 
         source = sources[name]
         if source and (Path(source) / HEAD_FILE).is_file():  # a critic that was trained before
             load_head(critics.heads[name], source)
+            team_file = Path(source).parent / CRITICS_FILE
+            if team_file.is_file() and (scale := read_json(team_file)["scales"].get(Path(source).name)):
+                critics.scales[name] = Scale(**scale)  # of which its values are multiples
     return critics
 
 

@@ -192,7 +192,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         name = f"{dataset_name}_dataset" if dataset_name in ("train", "eval") else f"eval_dataset[{dataset_name!r}]"
         if isinstance(dataset, Dataset) and self._is_tokenized(dataset.column_names):
             return dataset
-        if dataset_name != "train" and self.environment is not None and not roles_of_columns(dataset.column_names):
+        is_training = dataset_name == "train" and processing_class is None  # an evaluation set may have this name
+        if not is_training and self.environment is not None and not roles_of_columns(dataset.column_names):
             self.sampler.check_items(dataset, self.environment, self.args.num_turns)
             return dataset
         check_preferences(dataset, self.team.roles, name)
