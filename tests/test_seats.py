@@ -14,7 +14,7 @@ from trl_multiagent import (
     TeamSeat,
 )
 from trl_multiagent.endpoints import Answer
-from trl_multiagent.environments.base import Turn, ask, judge
+from trl_multiagent.environments.base import AgentCall, Turn, ask, judge, with_call
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.preferences.comparators import ask_model
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
@@ -210,6 +210,19 @@ def test_an_endpoint_draws_by_item():
     nodes = [Node({"id": k}, (), {"b": "Open:"}) for k in (1, 2)]
     first, second = (ask_model(Echo(), byte_tokenizer(), "0", [node], 2)["b"][0].texts for node in nodes)
     assert len({*first, *second}) == 4
+
+
+def test_an_endpoint_gets_the_settings_of_a_question():
+    class Says:
+        def ask(self, questions, stop_at_failure):
+            asked.extend(question.messages for question in questions)
+            return [Answer("yes. no.", 0, 0) for _ in questions]
+
+    asked = []
+    prompt = with_call("Second:", AgentCall((".",), None, memory=False))
+    history = (Turn({"b": "First:"}, {"b": "maybe"}, Outcome(0.0)),)
+    assert EndpointSeat(Says()).answer("b", [Branch({"id": 1}, history, {"b": prompt})]) == ["yes."]
+    assert [message["content"] for message in asked[0]] == ["Second:"]
 
 
 def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_batch():

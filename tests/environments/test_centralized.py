@@ -2,14 +2,15 @@
 `collaboration_mode: centralized`: one agent that answers for all roles, as a control beside a team and a single agent.
 """
 
+import asyncio
 import json
 from pathlib import Path
 
 import pandas
 import pytest
 
-from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task, role_reward
-from trl_multiagent.environments.base import ScoringContext, ask, judge, scoring
+from trl_multiagent import AgentTeam, FunctionEnvironment, Outcome, Task, role_reward, workflow
+from trl_multiagent.environments.base import ScoringContext, Turn, ask, judge, scoring
 from trl_multiagent.environments.centralized import CentralizedEnvironment, central_prompt, split_blocks
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.preferences.comparators import sample_centralized
@@ -129,6 +130,19 @@ def test_the_task_gets_the_answers_and_the_prompts_of_its_roles():
     with scoring(ScoringContext(prompts=prompts, chat_roles=frozenset({"team"}))):
         judge(central, items[:1], actions[:1], [()])
     assert seen[-1] == [[{"role": "assistant", "content": "b"}]]
+
+
+def test_the_group_reward_of_a_task_reads_the_answers_of_its_roles():
+    def length(item, episodes):
+        return [float(len(history[0].joint_action["aux"])) for history in episodes]
+
+    @workflow(roles=("aux", "main"), group_reward=length)
+    async def task(item, agents):
+        await asyncio.gather(agents.aux("Go:"), agents.main("Go:"))
+        return 0.0
+
+    turn = Turn({"team": "Both:"}, {"team": "<aux>abc</aux><main>b</main>"}, Outcome(0.0))
+    assert CentralizedEnvironment(task).group_rewards({}, [(turn,)]) == [3.0]
 
 
 def test_one_turn_and_several_roles():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trl_multiagent import FunctionEnvironment
+from trl_multiagent import FunctionEnvironment, workflow
 from trl_multiagent.environments.base import ScoringContext, judge, scoring
 from trl_multiagent.environments.reward_models import ModelRewardEnvironment
 from trl_multiagent.environments.task_errors import TaskError
@@ -50,6 +50,27 @@ def test_without_the_task_in_training():
     outcomes = environment.score(ITEMS, ACTIONS, [()] * 3)
     assert [outcome.metrics for outcome in outcomes] == [{"rewards/model": x} for x in (-1.0, -3.0, -7.0)]
     assert [outcome.reward for outcome in environment.evaluate(ITEMS, ACTIONS, [()] * 3)] == [1.0, 2.0, 4.0]
+
+
+def test_the_task_pays_groups_in_evaluations_alone():
+    @workflow(roles=("a",), group_reward=lambda item, episodes: [5.0] * len(episodes))
+    async def task(item, agents):
+        return float(len(await agents.a("Go:")))
+
+    environment = ModelRewardEnvironment(task, lambda prompts, completions: [0.25] * len(completions))
+    for evaluation, expected in ((False, None), (True, [5.0, 5.0])):
+        judge(environment, [{}] * 2, [{"a": "x"}] * 2, [()] * 2, evaluation=evaluation)
+        assert environment.group_rewards({}, [(), ()]) == expected
+
+
+def test_joint_actions_without_a_reward_of_the_task_are_in_no_metric():
+    task = FunctionEnvironment({"aux": "{x}", "main": "{x}"}, lambda completions, **columns: [1.0, 2.0, None])
+    environment = ModelRewardEnvironment(task, lambda prompts, completions: [1.0, 2.0, 3.0])
+    context = ScoringContext([environment.prompts(x, ()) for x in ITEMS], reward_none="drop")
+    with scoring(context):
+        outcomes = judge(environment, ITEMS, ACTIONS, [()] * 3)
+    assert [outcome.metrics.get("rewards/task") for outcome in outcomes] == [1.0, 2.0, None]
+    assert context.metrics["rewards/correlation"] == [pytest.approx(1.0)]
 
 
 def test_every_role_acts():

@@ -311,6 +311,13 @@ def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_an
                 assert safe_settings(*argv)
 
 
+def test_an_empty_section_of_a_run_takes_the_defaults_again(tmp_path):
+    """Or a control of a LoRA team would be a full model."""
+    (tmp_path / "config.yaml").write_text("peft: {}\nmagrpo: {max_steps: 2}\n")
+    arguments = argparse.Namespace(config=None, task=None)
+    assert safe_settings("magrpo", None, str(tmp_path / "config.yaml"), arguments, None)["peft"] == {}
+
+
 def test_a_task_without_passed_has_no_pass_at_k(runs, tmp_path, capsys):
     class Plain(LetterEnvironment):
         evaluate = LetterEnvironment.score

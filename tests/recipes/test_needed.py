@@ -249,7 +249,17 @@ def test_shuffled_messages_are_those_of_one_other_item():
     branches = [dict(item) for item in items]
     assert sorted(partners_of(branches)) == list(range(6))  # every branch is read once
     with pytest.raises(TaskError, match="at least two of them at a time"):
-        environment.next_prompts(items[:2], histories_of(items[:2]))
+        MessageAblation(Talk(), "shuffled").next_prompts(items[:2], histories_of(items[:2]))
+
+
+def test_shuffled_messages_stay_those_of_an_item_whose_episode_has_ended():
+    items = [{"x": name} for name in "pqr"]
+    environment = MessageAblation(Talk(), "shuffled")
+    environment.next_prompts(items, [()] * 3)
+    histories = histories_of(items)
+    before = environment.next_prompts(items, histories)[2]["a"]
+    (later,) = environment.next_prompts(items[2:], histories_of(items[2:], turns=2))
+    assert later["a"].startswith(before) and later["a"].endswith("a=r1a b=")
 
 
 # Runs

@@ -105,6 +105,7 @@ def test_complete_runs_are_skipped_and_signals_named(capsys):
     ("flags", "message"),
     [
         (("--seeds", "0,0"), "not a list of distinct seeds"),
+        (("--seeds", "1,01"), "not a list of distinct seeds"),
         (("--seeds", "0,x"), "not a list of distinct seeds"),
         (("--seeds", "0,1", "--seed=3"), "--seed cannot be combined with --seeds"),
         (("--seeds", "0", "--resume_from_checkpoint", "true"), "goes on by itself"),

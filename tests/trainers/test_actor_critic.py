@@ -327,6 +327,7 @@ def test_files(tmp_path):
     again = tiny_trainer(tmp_path / "b", trainer=IACTrainer, config=IACConfig, critic_models=models)
     for name, x in team.critics.state_dict().items():
         assert torch.equal(again.team.critics.state_dict()[name], x)
+    assert again.team.critics.scales == team.critics.scales != critic_trainer(tmp_path / "d").team.critics.scales
 
     with pytest.raises(ValueError, match=r"no critics: there is no .*critics\.json"):
         shutil.rmtree(tmp_path / "final" / "critics")

@@ -10,7 +10,7 @@ from trl_multiagent.code.sandbox import Program
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment, load_bug_dataset
 from trl_multiagent.tasks.bug_fixing.data import demo_functions, demonstrate, write_fix, write_tests
-from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_tests
+from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_repair, read_tests
 from trl_multiagent.tasks.code_generation import load_code_dataset
 
 
@@ -108,6 +108,16 @@ def test_quixbugs_has_the_faults_of_its_authors(environment):
     assert all('"""' in item["faulty"] for item in items)
     repaired = [{"tester": "", "fixer": item["reference"]} for item in items]
     assert [outcome.reward for outcome in environment.score(items, repaired, [()] * 3)] == [2.0] * 3
+
+
+def test_a_repair_need_not_repeat_what_stands_around_the_function(environment):
+    faulty = (
+        "import math\nBASE = 1\ndef helper(x):\n    return x + BASE\ndef f(x):\n    return helper(x) - 1\nLAST = 2\n"
+    )
+    item = {"faulty": faulty, "entry_point": "f"}
+    namespace = {}
+    exec(read_repair("BASE = 3\ndef f(x):\n    return helper(x) + BASE\n", item), namespace)
+    assert namespace["f"](1) == 7 and namespace["LAST"] == 2
 
 
 def test_the_demo(environment):

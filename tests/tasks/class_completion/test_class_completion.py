@@ -200,6 +200,15 @@ def test_answers_in_prose_fences_and_classes(item):
     assert source.startswith("import math\n") and "import os\n" in merged(item, whole, HALF)
 
 
+def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item):
+    stubs = "class Stack:\n    def push(self, x):\n        pass\n    def pop(self):\n        pass\n\n"
+    whole = "class Stack:\n" + "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
+    source = merged(item, stubs + whole, HALF)
+    assert "self.items.pop()" in source and "return len(self.items)" in source
+    cached = "from functools import cache\n@cache\ndef double(n):\n    return 2 * n\n"
+    assert "\ndef double(n):" in merged(item, PUSH + POP + cached, HALF)
+
+
 def test_helpers_are_added_where_they_belong(item):
     pop = "def pop(self):\n    self.check(limit())\n    return self.items.pop()\n"
     first = PUSH + pop + "def check(self, n): pass\ndef limit():\n    return 3"

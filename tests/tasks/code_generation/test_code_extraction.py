@@ -143,6 +143,29 @@ def test_statements_that_a_function_needs_are_kept_and_are_its_own(text):
     assert analyze(PROMPT, "f", None, text).main_function_share == 1.0
 
 
+ODD = {
+    "a closing fence in the last line": "```python\ndef f(x):\n    return x + 1```",
+    "a fence in a docstring": 'So:\n```\ndef f(x):\n    """\n    ```\n    f(1)\n    ```"""\n    return x + 1\n```',
+    "a comment at the margin": "Here it is:\ndef f(x):\n    y = x\n# add one\n    return y + 1\nDone.",
+    "a call between prose": "So:\nT = {}\ndef build():\n    T[0] = 1\nbuild()\ndef f(x):\n    return x + T[0]\nDone.",
+    "an entry between prose": "Here it is:\nT = {}\nT[(0, 0)] = 1\ndef f(x):\n    return x + T[(0, 0)]\nDone.",
+    "an invisible character": "\u200bdef f(x):\n    return x + 1",
+    "one after the fence": "```python\n\ufeffdef f(x):\n    return x + 1\n```",
+    "a blank before the first line": " import math\ndef f(x):\n    return x + 1",
+}
+
+
+@pytest.mark.parametrize("answer", ODD.values(), ids=ODD)
+def test_odd_forms_of_answers_are_read(answer):
+    assert run(extract_code(answer, "f"))["f"](1) == 2
+
+
+def test_statements_in_one_line_before_blank_lines_take_no_longer():
+    start = time.process_time()
+    read_function("def f(x): return x\n" + "f;" * 4000 + "\n" * 8000, "f")
+    assert time.process_time() - start < 3  # in quadratic time 25 s
+
+
 def test_characters_in_strings_stay_as_they_are():
     text = "def f(x):\n    return '\u00a0\u200b\ufeff' + x\n"
     for answer in (text, f"Sure (yes:\n```\n{text}```\n"):
