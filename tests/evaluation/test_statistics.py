@@ -19,6 +19,7 @@ from trl_multiagent.evaluation.statistics import (
     smallest_difference,
     speed_of,
     t_quantile,
+    total_cost,
 )
 from trl_multiagent.report.evaluation import Report, cross_play_lines, mixes, show_difference, summarize_cross_play
 
@@ -145,6 +146,12 @@ def test_numbers_of_transcripts_by_hand():
     for each in records:
         each["turns"] = [{**turn, "metrics": {}} for turn in each["turns"]]
     assert compute_result(policy(), records, 2, config).column("pass@1") is None
+
+
+def test_one_waits_for_all_agents_of_a_pipeline():
+    turns = [{"tokens": {"aux": 3, "main": 5}, "prompt_tokens": {"aux": 1, "main": 1}}] * 2
+    records = [{"turns": turns, "timing": {"batch_seconds": 1.0, "batch_episodes": 1}}]
+    assert [total_cost(records, is_pipeline)["waited_tokens"] for is_pipeline in (False, True)] == [10, 16]
 
 
 def test_speed_of_the_agents_and_of_the_team_by_hand():

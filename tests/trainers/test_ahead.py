@@ -8,6 +8,7 @@ import torch
 
 from trl_multiagent import IACConfig, MAGRPOConfig, MAGRPOTrainer, workflow
 from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.report.trace_files import read_trace
 from trl_multiagent.rollout.seats import training_step
 from trl_multiagent.rollout.tree import RolloutCallback
 from trl_multiagent.trainers.base.ahead import Ahead
@@ -54,6 +55,12 @@ def tool_workflow(use_tool):
         return sum(map(text.count, "aeiou,.")) + len(await agents.main(f"Use {text}:")) / 10
 
     return run
+
+
+def test_the_trace_names_the_step_that_learns_from_a_tree(tmp_path):
+    tiny_trainer(tmp_path, trace_steps=1, **AHEAD).train()
+    trace = read_trace(tmp_path / "trace")
+    assert [*trace.step.value_counts().sort_index().items()] == [(k, len(trace) // 3) for k in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("settings", [{}, SOME_ROWS, {"branching": "episodes", "num_turns": 2}])

@@ -5,6 +5,7 @@ The code is not run. Completions can be long and hostile, so each node and each 
 """
 
 import ast
+import functools
 import symtable
 import warnings
 from collections import defaultdict
@@ -123,7 +124,8 @@ class Module:
     Attributes:
         binders (`dict[str, list[int]]`): Maps a name to the indices of the statements that bind it.
         users (`dict[str, list[int]]`): Maps a name that is not imported to the indices of the statements that may
-            change its object: those that read it, but no definitions, examples, or assignments to names.
+            change its object: those that read it, directly or through functions, but no definitions, examples, or
+            assignments to names.
         examples (`set[int]`): The indices of the examples, tests, and statements of a script: they print, or use the
             function `name` or input, directly or through other functions.
     """
@@ -138,6 +140,21 @@ class Module:
                 self.binders[bound].append(place)
             for read in statement.reads if isinstance(statement.node, DEFINITIONS) else ():
                 readers[read].append(statement)
+        reads: defaultdict[str, set[str]] = defaultdict(set)  # of each name, what its definitions read
+        for statement in statements:
+            for bound in statement.binds if isinstance(statement.node, DEFINITIONS) else ():
+                reads[bound] |= statement.reads
+
+        @functools.cache
+        def reached(name: str) -> set[str]:
+            """Returns a name and all that its definitions read, directly or through others."""
+            seen, queue = {name}, [name]
+            for read in queue:
+                new = reads.get(read, set()) - seen
+                queue += new
+                seen |= new
+            return seen
+
         own = set().union(*(one.binds for one in statements if not isinstance(one.node, IMPORTS)))
         used, queue = {name, "input"}, [name, "input"]
         for one in queue:
@@ -152,7 +169,7 @@ class Module:
             if statement.is_script or (statement.reads & used and (statement.binds or not is_assignment)):
                 self.examples.add(place)
             elif not (is_assignment and statement.binds):
-                for read in statement.reads & own:
+                for read in set().union(*map(reached, statement.reads)) & own:
                     self.users[read].append(place)
 
     def needs(self, names: Iterable[str], only_last: bool) -> list[int]:

@@ -243,7 +243,9 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     first = ("return", "reward", "pass@")
     keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(first)))
     values = {key: np.array([values.get(key, np.nan) for values in by_item]) for key in keys}
-    return Result(policy, values, total_cost(records), speed_of(records), ranges, answers_of(records))
+    return Result(
+        policy, values, total_cost(records, policy.is_pipeline), speed_of(records), ranges, answers_of(records)
+    )
 
 
 def answers_of(records: Records) -> list[Records]:
@@ -302,17 +304,18 @@ def turn_values(turns: Records, roles: Mapping[str, str | None], config: Evaluat
     return values
 
 
-def total_cost(records: Records) -> dict[str, float]:
+def total_cost(records: Records, is_pipeline: bool = False) -> dict[str, float]:
     """
-    Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn. The wall
-    time of a batch includes scoring.
+    Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn, or for all
+    in a pipeline. The wall time of a batch includes scoring.
     """
+    wait: Any = sum if is_pipeline else functools.partial(max, default=0)
     turns = [turn for record in records for turn in record["turns"]]
     return {
         "episodes": len(records),
         "calls": sum(len(turn["tokens"]) for turn in turns),
         "generated_tokens": sum(sum(turn["tokens"].values()) for turn in turns),
-        "waited_tokens": sum(max(turn["tokens"].values(), default=0) for turn in turns),
+        "waited_tokens": sum(wait(turn["tokens"].values()) for turn in turns),
         "prompt_tokens": sum(sum(turn["prompt_tokens"].values()) for turn in turns),
         "wall_seconds": sum(x["timing"]["batch_seconds"] / x["timing"]["batch_episodes"] for x in records),
     }

@@ -52,7 +52,8 @@ DIFFERENCE_NOTE = (
     "the mean."
 )
 COST_NOTE = (
-    "Calls, tokens and wall s are per episode. Waited for: the tokens of the longest answer of each turn. "
+    "Calls, tokens and wall s are per episode. Waited for: the tokens of the longest answer of each turn, in a "
+    "pipeline of all. "
     "Wall s is the wall time of the batches, with scoring."
 )
 

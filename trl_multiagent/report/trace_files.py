@@ -23,6 +23,7 @@ class Trace(RolloutCallback):
     def __init__(self, args: Any):
         self.args, self.folder = args, Path(args.output_dir) / TRACE_FOLDER
         self.rows: list[TraceRow] = []  # not written yet
+        self.steps: list[int] = []  # in which they were sampled
         self.is_training = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -32,14 +33,15 @@ class Trace(RolloutCallback):
 
     def on_rollout(self, args: Any, state: Any, split: str, turns: Trees, rows: Callable[[], list[TraceRow]]) -> None:
         self.rows += rows()
+        self.steps.append(state.global_step + (split == "train"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % args.trace_steps == 0:
             self.on_checkpoint()
 
     def on_checkpoint(self) -> None:
-        write_rows(self.folder, self.args, self.rows)
-        self.rows = []
+        write_rows(self.folder, self.args, self.rows, self.steps)
+        self.rows, self.steps = [], []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
         if "train_runtime" in logs:  # the last log of a training
@@ -53,7 +55,7 @@ class Trace(RolloutCallback):
     on_predict = on_evaluate
 
 
-def write_rows(folder: Path, args: Any, rows: list[TraceRow]) -> None:
+def write_rows(folder: Path, args: Any, rows: list[TraceRow], steps: list[int] | None = None) -> None:
     """
     Writes rows of some steps to a file of this process in a folder that all processes share, and deletes the oldest
     files of this process above `args.trace_max_files`. A file is complete as soon as it exists.
@@ -61,7 +63,7 @@ def write_rows(folder: Path, args: Any, rows: list[TraceRow]) -> None:
     if not rows:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    steps = [row["step"] for row in rows]
+    steps = steps or [row["step"] for row in rows]
     name = f"{min(steps):08d}-{max(steps):08d}_process{args.process_index}"
     path, part = folder / f"{name}.parquet", 1
     while path.exists():  # for example from an evaluation after the same step

@@ -204,6 +204,7 @@ LONGER = "def f(number):\n    if number < 0:\n        return -1\n    return numb
         "import math\nN = 3\ndef h(x):\n    return math.floor(x)\ndef f(x):\n    return h(x) + N\n",
         "def f(x):\n    y y = 1\n    return x\n",
         f"```python\n{FUNCTION}```\n",
+        "T = {}\ndef build():\n    T[0] = 1\nbuild()\ndef f(x):\n    return x + T[0]\n",
         f"{LONGER}print(f(2))\nassert f(3) == 4\n",
         f'{LONGER}if __name__ == "__main__":\n    print(f(2))\n',
     ],

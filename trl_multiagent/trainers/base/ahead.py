@@ -27,6 +27,7 @@ from trl_multiagent.environments.task_errors import task_code
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, WAITED_FOR
 from trl_multiagent.jobs.signals import at_most, in_task_code
+from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.rollout.tree import ByRole, Node, RolloutCallback, Samples, Trees
 from trl_multiagent.trainers.base.batch import Row
 from trl_multiagent.trainers.base.metrics import Observer
@@ -53,6 +54,8 @@ def check_ahead(args: Any) -> None:
 
 class Ahead(RolloutCallback):
     """Samples the next batch of a trainer, a [`RolloutTrainer`]."""
+
+    is_making = False  # the rows of the next step
 
     def __init__(self, trainer: Any):
         if isinstance(trainer.train_dataset, IterableDataset):
@@ -91,7 +94,8 @@ class Ahead(RolloutCallback):
                 with fail_together(trainer.accelerator):
                     self._answer_next()
             yield
-            self.rows = trainer._make_rows(self._finish)
+            with temporarily_set(self, is_making=True):
+                self.rows = trainer._make_rows(self._finish)
         finally:
             self.is_given_up = True
             self.serve()

@@ -248,12 +248,13 @@ class Observer:
             metrics["env_step"] = [trainer.env_step]
         metrics["num_tokens"] = [trainer.state.num_input_tokens_seen]
         split = "train" if training else trainer._eval_prefix
+        step = trainer.state.global_step + training + (trainer._ahead is not None and trainer._ahead.is_making)
 
         @functools.cache
         def rows() -> list[dict[str, Any]]:
             from trl_multiagent.rollout.trace import trace_rows
 
-            step, process = trainer.state.global_step + training, trainer.accelerator.process_index
+            process = trainer.accelerator.process_index
             return trace_rows(turns, trainer.environment.roles, advantages, step=step, split=split, process=process)
 
         for callback in trainer.rollout_callbacks:
