@@ -41,6 +41,7 @@ MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short
 
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$|```[ \t]*$", re.MULTILINE)
+OUTER_FENCE = re.compile(r"^(?:```|~~~).*$", re.MULTILINE)  # a docstring may have fences
 CODE_START = re.compile(
     r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.]*[\[(]"
     r"|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
@@ -223,7 +224,7 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     """
     fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
     code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
-    outer = "\n".join(re.split(r"^(?:```|~~~).*$", text, flags=re.MULTILINE)[1::2])  # a docstring may have fences
+    outer = "\n".join(OUTER_FENCE.split(text)[1::2])
     for whole in (text, outer if wanted.search(outer) else code, code):
         if _parse(whole)[0] is not None:
             yield whole, True

@@ -100,7 +100,7 @@ class RoleReward:
         kwargs |= {"prompts": own_prompts, "completions": own_completions}
 
         def spread(values: Any) -> list[Any]:
-            """Puts the rewards at their positions, and `None` elsewhere."""
+            """Puts values at their positions, and `None` elsewhere."""
             by_position = dict(zip(scored, values, strict=True))
             return [by_position.get(k) for k in range(number)]
 

@@ -190,10 +190,10 @@ class ModelRewardEnvironment(EnvironmentWrapper):
             return [Outcome(score, {MODEL: score}) for score in scores]
         outcomes = judge(self.task, items, joint_actions, histories, evaluation)
         if not evaluation:
-            with contextlib.suppress(StatisticsError):  # one of the two is constant
-                known = [(x, y.reward) for x, y in zip(scores, outcomes, strict=True) if not math.isnan(y.reward)]
-                r = correlation(*zip(*known, strict=True)) if known else math.nan
-                scoring_context().metrics.setdefault(CORRELATION, []).extend([] if math.isnan(r) else [r])
+            known = [k for k, outcome in enumerate(outcomes) if not math.isnan(outcome.reward)]
+            with contextlib.suppress(StatisticsError):  # one of the two is constant, or there are too few
+                r = correlation([scores[k] for k in known], [outcomes[k].reward for k in known])
+                scoring_context().metrics.setdefault(CORRELATION, []).append(r)
         for outcome, score in zip(outcomes, scores, strict=True):
             outcome.metrics |= {MODEL: score} | ({} if math.isnan(outcome.reward) else {TASK: outcome.reward})
             if not evaluation:

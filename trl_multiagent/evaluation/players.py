@@ -111,7 +111,7 @@ class MessageAblation(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         branches = [*zip(items, histories, strict=True)]
-        now = grouped((json.dumps(item, sort_keys=True, default=str), (item, history)) for item, history in branches)
+        now = {key: [branches[k] for k in places] for key, places in places_of(items).items()}
         self.seen = {**(self.seen if any(histories) else {}), **now}  # also items whose episodes have ended
         if not any(histories):
             return ask(self.task, items, histories)
@@ -140,12 +140,17 @@ def with_answers_of(history: History, source: History, role: str) -> History:
     return turns
 
 
+def places_of(items: list[dict]) -> dict[str, list[int]]:
+    """Returns the positions of each item's branches, by a text that differs between items."""
+    return grouped((json.dumps(item, sort_keys=True, default=str), k) for k, item in enumerate(items))
+
+
 def partners_of(items: list[dict]) -> list[int]:
     """
     Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone.
     Raises [`TaskError`] if there is only one item.
     """
-    branches = grouped((json.dumps(item, sort_keys=True, default=str), k) for k, item in enumerate(items))
+    branches = places_of(items)
     if len(branches) < 2:
         raise TaskError("Messages can only be exchanged between different items: play at least two of them at a time.")
     # The hash is cryptographic, because items with neighbouring checksums are alike

@@ -234,9 +234,10 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     num_turns = max(len(record["turns"]) for record in records)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:
-        weight = sum(config.discount_factor**t for t in range(config.num_turns or num_turns))
+        most = config.num_turns or num_turns
+        weight = sum(config.discount_factor**t for t in range(most))
         ends = [weight * end for end in ranges["reward"]]
-        ends += [0.0] if (config.num_turns or num_turns) > 1 else []  # episodes may end early
+        ends += [0.0] if most > 1 else []  # episodes may end early
         ranges["return"] = min(ends), max(ends)
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
     found = dict.fromkeys(key for values in by_item for key, value in values.items() if not math.isnan(value))
