@@ -5,7 +5,6 @@ The code is not run. Completions can be long and hostile, so each node and each 
 """
 
 import ast
-import functools
 import symtable
 import warnings
 from collections import defaultdict
@@ -124,8 +123,9 @@ class Module:
     Attributes:
         binders (`dict[str, list[int]]`): Maps a name to the indices of the statements that bind it.
         users (`dict[str, list[int]]`): Maps a name that is not imported to the indices of the statements that may
-            change its object: those that read it, directly or through functions, but no definitions, examples, or
-            assignments to names.
+            change its object: those that read it, but no definitions, examples, or assignments to names.
+        readers (`dict[str, list[Statement]]`): Maps a name to the definitions that read it.
+        own (`set[str]`): The names that are bound, but not imported.
         examples (`set[int]`): The indices of the examples, tests, and statements of a script: they print, or use the
             function `name` or input, directly or through other functions.
     """
@@ -134,31 +134,16 @@ class Module:
         self.statements = statements
         self.binders: defaultdict[str, list[int]] = defaultdict(list)
         self.users: defaultdict[str, list[int]] = defaultdict(list)
-        readers: defaultdict[str, list[Statement]] = defaultdict(list)  # of each name, the definitions that read it
+        self.readers: defaultdict[str, list[Statement]] = defaultdict(list)
         for place, statement in enumerate(statements):
             for bound in statement.binds if not statement.is_script else ():
                 self.binders[bound].append(place)
             for read in statement.reads if isinstance(statement.node, DEFINITIONS) else ():
-                readers[read].append(statement)
-        reads: defaultdict[str, set[str]] = defaultdict(set)  # of each name, what its definitions read
-        for statement in statements:
-            for bound in statement.binds if isinstance(statement.node, DEFINITIONS) else ():
-                reads[bound] |= statement.reads
-
-        @functools.cache
-        def reached(name: str) -> set[str]:
-            """Returns a name and all that its definitions read, directly or through others."""
-            seen, queue = {name}, [name]
-            for read in queue:
-                new = reads.get(read, set()) - seen
-                queue += new
-                seen |= new
-            return seen
-
-        own = set().union(*(one.binds for one in statements if not isinstance(one.node, IMPORTS)))
+                self.readers[read].append(statement)
+        self.own = own = set().union(*(one.binds for one in statements if not isinstance(one.node, IMPORTS)))
         used, queue = {name, "input"}, [name, "input"]
         for one in queue:
-            new = set().union(*(statement.binds for statement in readers[one])) - used
+            new = set().union(*(statement.binds for statement in self.readers[one])) - used
             queue += new
             used |= new
         self.examples = set()
@@ -169,7 +154,7 @@ class Module:
             if statement.is_script or (statement.reads & used and (statement.binds or not is_assignment)):
                 self.examples.add(place)
             elif not (is_assignment and statement.binds):
-                for read in set().union(*map(reached, statement.reads)) & own:
+                for read in statement.reads & own:
                     self.users[read].append(place)
 
     def needs(self, names: Iterable[str], only_last: bool) -> list[int]:
@@ -178,6 +163,7 @@ class Module:
         objects, and what these need. `only_last` leaves out the bindings of a name that a later definition replaces.
         """
         places: set[int] = set()
+        callers: set[str] = set()  # the functions that read what is wanted, directly or through others
         queue = [*names]
         seen = {*queue}
         while queue:
@@ -185,7 +171,14 @@ class Module:
             bound = self.binders.get(wanted, [])
             if only_last and bound and isinstance(self.statements[bound[-1]].node, DEFINITIONS):
                 bound = bound[-1:]
-            for place in {*bound, *self.users.get(wanted, ())} - places:
+            through, changing = [wanted], list[int]()
+            for name in through:
+                changing += self.users.get(name, ())
+                found = self.readers.get(name, ()) if wanted in self.own else ()
+                new_callers = set().union(*(definition.binds for definition in found)) - callers
+                callers |= new_callers
+                through += new_callers
+            for place in {*bound, *changing} - places:
                 places.add(place)
                 new = (self.statements[place].reads | self.statements[place].binds) - seen
                 seen |= new
