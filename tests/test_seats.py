@@ -13,7 +13,7 @@ from trl_multiagent import (
     SeatedEnvironment,
     TeamSeat,
 )
-from trl_multiagent.endpoints import Answer
+from trl_multiagent.endpoints import Answer, Question, make_endpoint
 from trl_multiagent.environments.base import AgentCall, Turn, ask, judge, with_call
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.preferences.comparators import ask_model
@@ -215,14 +215,17 @@ def test_an_endpoint_draws_by_item():
 def test_an_endpoint_gets_the_settings_of_a_question():
     class Says:
         def ask(self, questions, stop_at_failure):
-            asked.extend(question.messages for question in questions)
+            asked.extend(questions)
             return [Answer("yes. no.", 0, 0) for _ in questions]
 
     asked = []
-    prompt = with_call("Second:", AgentCall((".",), None, memory=False))
+    prompt = with_call("Second:", AgentCall((".",), 8, memory=False))
     history = (Turn({"b": "First:"}, {"b": "maybe"}, Outcome(0.0)),)
     assert EndpointSeat(Says()).answer("b", [Branch({"id": 1}, history, {"b": prompt})]) == ["yes."]
-    assert [message["content"] for message in asked[0]] == ["Second:"]
+    assert [message["content"] for message in asked[0].messages] == ["Second:"]
+    endpoint = make_endpoint("model", "http://localhost:1/v1", max_tokens=16)
+    assert endpoint.parameters_for(asked[0])["max_tokens"] == 8
+    assert endpoint.parameters_for(Question((), max_tokens=32)) == endpoint.parameters
 
 
 def test_two_populations_draw_apart_and_are_asked_for_their_members_once_per_batch():

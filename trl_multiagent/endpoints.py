@@ -14,7 +14,7 @@ import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -85,6 +85,11 @@ class EndpointSettings:
             limit = "max_completion_tokens"  # newer models refuse the other name, which other servers need
         given = {"temperature": self.temperature, "top_p": self.top_p, "extra_body": self.extra_body}
         return {"model": self.model, limit: self.max_tokens} | {x: y for x, y in given.items() if y is not None}
+
+    def parameters_for(self, question: "Question") -> dict[str, Any]:
+        """Returns the `parameters`, with the question's limit of its answer if that is lower."""
+        limit = question.max_tokens or self.max_tokens
+        return self.parameters if limit >= self.max_tokens else replace(self, max_tokens=limit).parameters
 
     def problem(self) -> str | None:
         """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
@@ -204,6 +209,7 @@ class Question:
 
     messages: tuple[dict[str, str], ...]  # chat messages with `role` and `content`; the first may be a system message
     sample: str = ""  # distinguishes questions with the same messages that need different answers
+    max_tokens: int | None = None  # of the answer, if the endpoint has no lower limit
 
     def key(self, parameters: dict[str, Any]) -> str:
         """Returns the name of the answer's file. It depends on the messages, the parameters and the sample."""
@@ -264,7 +270,7 @@ class EndpointClient:
         Returns:
             `list[Answer | EndpointError]`: The answer to each question, or the error that prevented it.
         """
-        keys = [question.key(self.endpoint.parameters) for question in questions]
+        keys = [question.key(self.endpoint.parameters_for(question)) for question in questions]
         kept = {key: answer for key in dict.fromkeys(keys) if (answer := self.read(key)) is not None}
         missing = {key: question for key, question in zip(keys, questions, strict=True) if key not in kept}
         self.usage.cached += sum(key in kept for key in keys)
@@ -322,7 +328,8 @@ class EndpointClient:
         endpoint = self.endpoint
         try:
             create = sdk.chat.completions.with_raw_response.create
-            body = (await create(messages=list(question.messages), **endpoint.parameters)).http_response.content
+            parameters = endpoint.parameters_for(question)
+            body = (await create(messages=list(question.messages), **parameters)).http_response.content
         except (OpenAIError, ValueError, OverflowError) as error:  # of a text no UTF-8 can write, and of a date
             reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
             if isinstance(error, APIStatusError):

@@ -30,6 +30,10 @@ def test_the_team_itself_samples_other_answers_the_second_time(tmp_path):
     assert all(row["aux_chosen"] != row["aux_rejected"] for row in preferences)
 
 
+def test_no_more_answers_than_can_be_paired(tmp_path):
+    assert config(tmp_path, "current", comparator_num_candidates=9).num_comparator_candidates == 4
+
+
 def test_history_is_the_team_of_an_earlier_round(tmp_path):
     teams = [
         AgentTeam({r: tiny_llama(10 * k + i) for i, r in enumerate(("aux", "main"))}, tokenizers()) for k in range(2)

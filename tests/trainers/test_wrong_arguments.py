@@ -23,7 +23,7 @@ from trl_multiagent import (
 )
 from trl_multiagent.environments import TaskError
 from trl_multiagent.environments.task_errors import UnavailableError
-from trl_multiagent.trainers.base import team_trainer
+from trl_multiagent.trainers.base import team_config, team_trainer
 
 from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
 
@@ -254,6 +254,10 @@ def test_attention_without_masks_says_what_it_costs(tmp_path, caplog, monkeypatc
 
 def test_kernels_of_liger_leave_the_loss_alone(tmp_path, monkeypatch):
     patched = []
+    monkeypatch.setattr(team_config, "is_liger_kernel_available", lambda: False)
+    with pytest.raises(ImportError, match="pip install liger-kernel"):
+        tiny_trainer(tmp_path, use_liger_kernel=True)
+    monkeypatch.setattr(team_config, "is_liger_kernel_available", lambda: True)
     monkeypatch.setattr(team_trainer, "apply_liger_kernel", lambda model, config: patched.append((model, config)))
     trainer = tiny_trainer(tmp_path, use_liger_kernel=True, liger_kernel_config={"swiglu": False})
     trainer.train()

@@ -56,7 +56,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         "'generic', of CoMLRL, is not supported."
     )
     comparator_num_candidates: int | None = setting(
-        "Joint answers of the comparator per item; by default as many as the team's.", ge=1
+        "Joint answers of the comparator per item; by default, and at most, as many as the team's.", ge=1
     )
     comparator_history_k: int = setting("How many rounds ago the team of `history` was saved.", 1, ge=1)
     policy_checkpoint_dir: str | None = setting("Folder of the teams of earlier rounds, round_0, round_1, ...")
@@ -108,8 +108,10 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
 
     @property
     def num_comparator_candidates(self) -> int:
-        number = self.comparator_num_candidates or self.preference_num_candidates
-        return 0 if self.comparator_policy is None else number
+        if self.comparator_policy is None:
+            return 0
+        own = self.preference_num_candidates
+        return min(self.comparator_num_candidates or own, own)  # the c-th answers of both make a pair
 
     def process_reward(self, reward: float) -> float:
         return reward * self.reward_scale + self.reward_shift

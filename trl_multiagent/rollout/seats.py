@@ -110,7 +110,8 @@ class EndpointSeat(Seat):
         own = [(x.history if call_of(x.prompts[role]).memory else (), x.prompts[role]) for x in branches]
         prompts = [whole_prompt(role, history, prompt, as_chat=True) for history, prompt in own]
         seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
-        answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
+        limits = [call_of(prompt).max_tokens for _, prompt in own]
+        answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}", limits)
         return [ended(text, call_of(prompt).stop) for text, (_, prompt) in zip(answers, own, strict=True)]
 
     def describe(self) -> dict[str, Any]:
@@ -292,17 +293,24 @@ class SeatedEnvironment(EnvironmentWrapper):
         return joined
 
 
-def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Sequence[str], name: str) -> list[str]:
+def ask_endpoint(
+    client: EndpointClient,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[str],
+    name: str,
+    limits: Sequence[int | None] | None = None,
+) -> list[str]:
     """
     Returns an answer to each prompt. Equal prompts get different answers. With the same seeds, cached answers are used
-    again. Raises an [`UnavailableError`] that begins with `name` if an answer is missing.
+    again. The `limits` are the largest numbers of tokens. Raises an [`UnavailableError`] that begins with `name` if an
+    answer is missing.
     """
     questions, asked = [], Counter[str]()
-    for prompt, seed in zip(prompts, seeds, strict=True):
+    for prompt, seed, limit in zip(prompts, seeds, limits or [None] * len(prompts), strict=True):
         messages = tuple({key: message[key] for key in ("role", "content")} for message in as_messages(prompt))
         text = json.dumps([seed, messages])
         asked[text] += 1
-        questions.append(Question(messages, f"{seed}/{asked[text]}"))
+        questions.append(Question(messages, f"{seed}/{asked[text]}", limit))
     answers = client.ask(questions, stop_at_failure=True)
     failures = [answer for answer in answers if isinstance(answer, EndpointError)]
     if failures:

@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import is_deepspeed_available
 from transformers import Trainer
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-from transformers.utils import is_torch_bf16_gpu_available, logging
+from transformers.utils import is_liger_kernel_available, is_torch_bf16_gpu_available, logging
 
 from trl_multiagent.console import install_command
 from trl_multiagent.jobs.distributed import connecting
@@ -58,6 +58,8 @@ class CommonConfig(Base):
     def __post_init__(self) -> None:
         if self.deepspeed is not None and not is_deepspeed_available():
             raise ImportError(f"`deepspeed` needs DeepSpeed: {install_command('deepspeed')}.")
+        if self.use_liger_kernel and not is_liger_kernel_available():
+            raise ImportError("`use_liger_kernel` needs Liger: pip install liger-kernel.")
         if not torch.accelerator.is_available():
             self.use_cpu = True  # otherwise, several processes could not communicate
         if self.bf16 is None:
