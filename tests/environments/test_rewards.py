@@ -167,6 +167,14 @@ def test_the_joint_actions_of_an_item_can_be_ranked(order):
     assert rewards(env if order is None else environment(shortest)) == [1.0, 1.0]
 
 
+def test_a_wrong_number_of_logged_values_is_told():
+    def spy(completions, log_extra, **kwargs):
+        log_extra("verdict", ["good"])
+
+    with pytest.raises(TaskError, match="'critic' has 2 completions here, but 1 values"):
+        environment(role_reward("critic", spy)).score(ITEMS, ACTIONS, [[], []])
+
+
 def test_what_a_trainer_knows():
     def spy(completions, completion_ids, trainer_state, log_metric, log_extra, **kwargs):
         assert completion_ids == IDS and trainer_state == "state"

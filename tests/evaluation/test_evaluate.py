@@ -400,6 +400,11 @@ def test_roles_that_have_rewards_of_their_own_at_the_end_alone():
     assert [values[turn, "reward/aux"] for turn in ("turn_1", "turn_2", "final")] == [0.0, 1.0, 1.0]
 
 
+def test_a_return_without_a_discount_has_no_later_turns():
+    turns = [{"reward": 2.0, "metrics": {}}, {"reward": math.nan, "metrics": {}}]
+    assert item_values([turns], EvaluationConfig(discount=0.0))["final", "return"] == 2.0
+
+
 def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     """A run that only has checkpoints, and one that saved its team in another place."""
     for step in (5, 10):
@@ -411,9 +416,16 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     for folder in ("run", "team"):
         (tmp_path / folder / "config.yaml").write_text(f"output:\n  save_path: {tmp_path / 'team'}\n")
     assert find_team(str(tmp_path / "run")) == str(tmp_path / "team")
-    (tmp_path / "team" / "config.yaml").write_text(f"seed: 2\noutput:\n  save_path: {tmp_path / 'team'}\n")
-    with pytest.raises(ConfigError, match="which now has the team of another run"):
+    elsewhere = f"output:\n  save_path: {tmp_path / 'team'}\n"
+    (tmp_path / "team" / "config.yaml").write_text(f"seed: 2\n{elsewhere}")
+    (tmp_path / "run" / "config.yaml").write_text(f"{elsewhere}wandb:\n  dir: ${{oc.env:NOT_SET}}\n")
+    assert find_team(str(tmp_path / "run")) == str(tmp_path / "run" / "checkpoint-10")
+    for folder in (tmp_path / "run").glob("checkpoint-*"):
+        shutil.rmtree(folder)
+    with pytest.raises(ConfigError, match="where another team is now: give that folder"):
         find_team(str(tmp_path / "run"))
+    (tmp_path / "team" / "config.yaml").unlink()
+    assert find_team(str(tmp_path / "run")) == str(tmp_path / "team")
     assert find_config(str(tmp_path)) is None
 
 

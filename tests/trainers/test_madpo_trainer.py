@@ -97,6 +97,9 @@ def test_the_best_model_has_the_lowest_loss_by_default(tmp_path):
     trainer.train()
     losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     assert trainer.state.best_metric == min(losses)
+    for evaluated in (tiny_items(2), {"a": pairs(number=3), "b": tiny_items(2)}):
+        with pytest.raises(ValueError, match="'reward' for items of the environment"):
+            pair_trainer(tmp_path, eval_dataset=evaluated, environment=tiny_environment(), **settings)
 
 
 def test_rows_without_rewards_take_no_env_steps(tmp_path):

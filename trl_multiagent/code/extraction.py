@@ -40,12 +40,14 @@ MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are par
 MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
 
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
-FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$|```[ \t]*$", re.MULTILINE)
+FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
+CLOSING = re.compile(r"^((?:(?!```).)*[^\s`])```[ \t]*$", re.MULTILINE)  # a fence at the end of the last line of code
 OUTER_FENCE = re.compile(r"^(?:```|~~~).*$", re.MULTILINE)  # a docstring may have fences
 CODE_START = re.compile(
-    r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.]*[\[(]"
+    r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.]*\["
     r"|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
+CALL = re.compile(r"[A-Za-z_][\w.]*\(")  # an example in prose, if it does not follow a statement
 DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
@@ -167,9 +169,13 @@ def read_function(answer: str, name: str) -> Code:
 
 
 def _text_of(answer: str) -> str:
-    """Returns an answer without invisible characters at the ends of its lines, or a blank before its first one."""
+    """
+    Returns an answer with every fence in a line of its own, and without invisible characters at the ends of its lines,
+    or a blank before its first one.
+    """
     lines = answer.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return textwrap.dedent("\n".join(line.strip(INVISIBLE) for line in lines)).lstrip(" \t\xa0")
+    text = CLOSING.sub(r"\1\n```", "\n".join(line.strip(INVISIBLE) for line in lines))
+    return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
 def _is_stub(node: ast.stmt, name: str) -> bool:
@@ -220,11 +226,20 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
 
     A statement may end before any line at the margin. If it does not parse up to there, it is extended to the next
     such line, because lines inside brackets and long strings need no indentation. It is not extended past the next
-    definition. The number and the length of the runs that are parsed is limited.
+    definition. A comment at the margin belongs to a statement, or is a heading of prose if it does not parse with it.
+    The number and the length of the runs that are parsed is limited.
     """
+    left = MAX_PARSED
+
+    def parses(run: str) -> bool:
+        nonlocal left
+        left -= max(len(run), MIN_PARSED)
+        return left >= 0 and _parse(run)[0] is not None
+
     fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
     code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
-    outer = "\n".join(OUTER_FENCE.split(text)[1::2])
+    between, blocks = (OUTER_FENCE.split(text)[k::2] for k in (0, 1))
+    outer = "" if any(map(FENCE.search, between)) else "\n".join(blocks)  # blocks in lists are read, too
     for whole in (text, outer if wanted.search(outer) else code, code):
         if _parse(whole)[0] is not None:
             yield whole, True
@@ -232,19 +247,22 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     lines = code.split("\n")
     starts = [k for k, line in enumerate(lines) if MARGIN.match(line) and not (k and lines[k - 1].startswith("@"))]
     starts.append(len(lines))
-    left, number = MAX_PARSED, 0
+    number = end = 0
     while number < len(starts) - 1:
         start, following = starts[number], number + 1
-        if CODE_START.match(lines[start]):
+        if CODE_START.match(lines[start]) or (number == end and CALL.match(lines[start])):
             for last in range(number + 1, len(starts)):
                 run = "\n".join(lines[start : starts[last]])
-                left -= max(len(run), MIN_PARSED)
-                if left >= 0 and _parse(run)[0] is not None:
+                if parses(run):
                     yield run, True
-                    following = last
+                    following = end = last
                     break
                 if left < 0 or starts[last] == len(lines) or DEFINITION.match(lines[starts[last]]):
-                    yield "\n".join(lines[start : starts[number + 1]]), False
+                    own = lines[start : starts[number + 1]]
+                    headings = [k for k, line in enumerate(own) if line.startswith("#")]
+                    shorter = ("\n".join(own[:k]) for k in reversed(headings) if left >= 0)
+                    good = next(filter(parses, shorter), None)
+                    yield ("\n".join(own), False) if good is None else (good, True)
                     break
         number = following
 

@@ -193,8 +193,9 @@ class Environment(ABC):
     `watched_metrics` maps metrics of the outcomes that are near zero if something is wrong to a description of the
     problem. A training warns if one of them stays near zero in the first turn.
 
-    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward`. An
-    evaluation uses them for confidence intervals and for percentages of the largest value.
+    `metric_ranges` holds the smallest and the largest possible value of metrics of the outcomes, and of `reward` and
+    `return`. An evaluation uses them for confidence intervals and for percentages of the largest value. By default,
+    the range of `return` is that of a `reward` in every possible turn.
 
     `order` holds the roles that act at each turn, if they are the same in all episodes. After these turns, the
     episodes end.

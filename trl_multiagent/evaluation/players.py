@@ -116,8 +116,10 @@ class MessageAblation(EnvironmentWrapper):
         if not any(histories):
             return ask(self.task, items, histories)
         branches += [branch for key, others in self.seen.items() if key not in now for branch in others]
-        partners = partners_of([item for item, _ in branches])[: len(items)] if self.how == SHUFFLED else []
-        sources = [branches[k][1] for k in partners] or [()] * len(items)
+        sources: list[list[History]] = [[] for _ in items]
+        if self.how == SHUFFLED:
+            partners = partners_of([item for item, _ in branches])
+            sources = [[branches[k][1] for k in ring_of(partners, k)] for k in range(len(items))]
         prompts: list[Prompts] = [{} for _ in items]
         for role in self.roles:
             read = [with_answers_of(*pair, role) for pair in zip(histories, sources, strict=True)]
@@ -127,14 +129,14 @@ class MessageAblation(EnvironmentWrapper):
         return prompts
 
 
-def with_answers_of(history: History, source: History, role: str) -> History:
+def with_answers_of(history: History, sources: Sequence[History], role: str) -> History:
     """
-    Returns the history that an agent reads. It has the other agents' answers from the history `source`, or empty ones
-    without it.
+    Returns the history that an agent reads. It has the other agents' answers in the first of the `sources` that has
+    the turn, or empty ones without any.
     """
     turns = []
     for number, turn in enumerate(history):
-        answers = source[number].joint_action if number < len(source) else {}
+        answers = next((source[number].joint_action for source in sources if number < len(source)), {})
         read = {name: text if name == role else answers.get(name, "") for name, text in turn.joint_action.items()}
         turns.append(replace(turn, joint_action=read, altered=True))
     return turns
@@ -160,6 +162,15 @@ def partners_of(items: list[dict]) -> list[int]:
         for number, position in enumerate(branches[key]):
             partners[position] = branches[following][number % len(branches[following])]
     return partners
+
+
+def ring_of(partners: Sequence[int], start: int) -> Iterator[int]:
+    """Yields a branch's partner, its partner's partner, and so on, until this is a branch again that was one."""
+    seen, branch = {start}, partners[start]
+    while branch not in seen:
+        yield branch
+        seen.add(branch)
+        branch = partners[branch]
 
 
 class MixedTeam:

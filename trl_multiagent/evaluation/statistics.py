@@ -233,7 +233,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
     by_item = [item_values(turns, config) for turns in episodes]
     num_turns = max(len(record["turns"]) for record in records)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
-    if "reward" in ranges:
+    if "reward" in ranges and "return" not in ranges:
         most = config.num_turns or num_turns
         weight = sum(config.discount_factor**t for t in range(most))
         ends = [weight * end for end in ranges["reward"]]
@@ -272,7 +272,8 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     roles = {"": None, **{f"/{role}": role for role in own}}
     values, discount = {}, config.discount_factor
     for suffix, role in roles.items():
-        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
+        paid = [turns if discount else turns[:1] for turns in episodes]  # 0 * NaN is NaN
+        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in paid]
         values[FINAL, f"return{suffix}"] = mean_of_known(returns)
     played = {
         f"turn_{t + 1}": [turns[t] for turns in episodes if t < len(turns)] for t in range(max(map(len, episodes)))

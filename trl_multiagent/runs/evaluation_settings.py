@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
 from trl_multiagent.environments.imports import TASKS
 from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.prompt_files import is_text as is_template
@@ -31,7 +34,6 @@ from trl_multiagent.settings.read import (
     parse_value,
     read_yaml,
     renamed,
-    resolve,
     suggestion,
 )
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
@@ -312,15 +314,16 @@ def find_team(text: str) -> str:
     if holds_model(path):
         return text
     written = read_yaml(find_config(text))
-    output = resolve({**written, "task": None}).get("output")
-    saved = output.get("save_path") if isinstance(output, dict) else None
-    if saved and (Path(saved) / TEAM_FILE).is_file():
-        if read_yaml(find_config(str(saved))) != written:
-            raise ConfigError(f"{text} saved its team in {saved}, which now has the team of another run.")
+    with config_errors(f"`output.save_path` of the run in {text}: ", (OmegaConfBaseException,)):
+        saved = OmegaConf.select(OmegaConf.create(written), "output.save_path")
+    is_saved = saved and (Path(saved) / TEAM_FILE).is_file()
+    if is_saved and ((config := find_config(saved)) is None or read_yaml(config) == written):
         return str(saved)
     checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
     if checkpoints:
         return str(max(checkpoints, key=lambda x: int(x.name[11:])))
+    if is_saved:
+        raise ConfigError(f"{text} saved its team in {saved}, where another team is now: give that folder to take it.")
     raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.")
 
 

@@ -74,7 +74,7 @@ def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
         agents.log("passed", score == 1)
         return {"solver": score, "checker": float(accepted == (first == 1))}
 
-    ranges = dict.fromkeys(("reward", *(f"reward/{role}" for role in ROLES)), (0.0, 1.0))
+    ranges = dict.fromkeys(("reward", "return", *(f"reward/{role}" for role in ROLES)), (0.0, 1.0))
     return WorkflowEnvironment(solve_and_check, ROLES, metric_ranges=ranges)
 
 

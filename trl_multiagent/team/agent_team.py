@@ -449,7 +449,7 @@ class AgentTeam(nn.Module):
         `ValueError` if there are none.
         """
         declared = self.agents[role].generation_config.eos_token_id
-        declared = declared if isinstance(declared, list) else [declared]
+        declared = declared if isinstance(declared, list | tuple) else [declared]
         tokens = {k: None for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None}
         if not tokens:
             raise ValueError(f"Neither the tokenizer of {role!r} nor its model names a token that ends a text.")

@@ -77,7 +77,7 @@ def normalize_then_sum(environment: Environment, role: str, group: Sequence[Node
 def returns_of(node: Node, role: str, metric: str, discount: float) -> list[float]:
     """Returns the return of each completion of a role that one reward function gives; NaN if it gives none."""
     values = [x.metrics.get(f"{metric}/{role}", x.metrics.get(metric, math.nan)) for x in node.outcomes]
-    for action, child in node.children.items():
+    for action, child in node.children.items() if discount else ():  # 0 * NaN is NaN
         parts = known([values[action], discount * mean_of_known(returns_of(child, role, metric, discount))])
         values[action] = sum(parts) if parts else math.nan
     return dataclasses.replace(node, returns=values, role_returns={}).agent_returns(role)

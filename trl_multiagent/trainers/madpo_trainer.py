@@ -17,7 +17,7 @@ from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 from trl import DPOTrainer
 from trl.data_utils import _tokenize, common_prefix_length
-from trl.trainer.utils import FusedCausalLMOutput, add_fused_lm_head
+from trl.trainer.utils import FusedCausalLMOutput
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.jobs.distributed import fail_together
@@ -164,10 +164,15 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 callbacks=callbacks,
                 optimizers=optimizers,
             )
+        saves_best = args.load_best_model_at_end or args.save_strategy == "best"
+        has_loss = isinstance(self.eval_dataset, Dataset) and self._is_tokenized(self.eval_dataset.column_names)
+        if saves_best and args.metric_for_best_model in (None, "loss") and not has_loss:
+            raise ValueError(
+                "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model` of the evaluation: "
+                "'reward' for items of the environment, or '<name>_loss' for one of several sets."
+            )
         self.precompute_ref_logps = False
-        del team.__dict__["forward"]  # DPOTrainer patched it. Here, the agents' forwards return log-probabilities
-        for model in team.base_models:
-            add_fused_lm_head(model, outputs=("log_probs", "entropy", "mean_logits", "is_top1"))
+        self._fuse_heads("log_probs", "entropy", "mean_logits", "is_top1")
         self._set_up_agents()
         self._set_up_reference(reference)
 

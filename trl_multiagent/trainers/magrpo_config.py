@@ -32,7 +32,7 @@ class MAGRPOConfig(RolloutConfig):
         credit (`str`, *optional*): If set, a counterfactual reward is subtracted from an agent's return: the reward of
             the same joint action with the agent's answer replaced by an empty text (`"nothing"`) or by the agent's
             next completion at the node (`"sibling"`), see [`~rollout.credit`]. The environment scores up to N
-            additional joint actions for each one.
+            additional joint actions for each one. A `group_reward` is in no counterfactual reward.
     """
 
     turn_gradient_weights: list[float] | None = setting(ge=0)

@@ -118,6 +118,9 @@ def test_a_repair_need_not_repeat_what_stands_around_the_function(environment):
     namespace = {}
     exec(read_repair("BASE = 3\ndef f(x):\n    return helper(x) + BASE\n", item), namespace)
     assert namespace["f"](1) == 7 and namespace["LAST"] == 2
+    item["faulty"] = "from math import floor, sqrt\ndef f(x):\n    return sqrt(x)\n"
+    exec(read_repair("from math import floor\ndef f(x):\n    return floor(sqrt(x))\n", item), namespace)
+    assert namespace["f"](10) == 3
 
 
 def test_the_demo(environment):

@@ -149,6 +149,15 @@ ODD = {
     "a comment at the margin": "Here it is:\ndef f(x):\n    y = x\n# add one\n    return y + 1\nDone.",
     "a call between prose": "So:\nT = {}\ndef build():\n    T[0] = 1\nbuild()\ndef f(x):\n    return x + T[0]\nDone.",
     "an entry between prose": "Here it is:\nT = {}\nT[(0, 0)] = 1\ndef f(x):\n    return x + T[(0, 0)]\nDone.",
+    "calls of a helper as examples in prose": (
+        "def g(x):\n    return x + [1][0]\n\ndef f(x):\n    return g(x)\n\nIt is called as\ng('1')\nwhich fails."
+    ),
+    "a heading with indented text": "def f(x):\n    return x + 1\n\n# Explanation\n  - it adds 1\n",
+    "code in a sentence": "I call it as ```g(1)```\n\n   ```\n   def f(x):\n       return x + 1\n   ```",
+    "code in a docstring": 'Now:\ndef f(x):\n    """Add, as in ```f(1)```\n    """\n    return x + 1',
+    "blocks in a list and after it": (
+        "1. Help:\n\n   ```\n   def g(x):\n       return x\n   ```\n\n```\ndef f(x):\n    return g(x) + 1\n```"
+    ),
     "an invisible character": "\u200bdef f(x):\n    return x + 1",
     "one after the fence": "```python\n\ufeffdef f(x):\n    return x + 1\n```",
     "a blank before the first line": " import math\ndef f(x):\n    return x + 1",

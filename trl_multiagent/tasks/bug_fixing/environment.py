@@ -46,7 +46,7 @@ from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
 TESTER, FIXER = "tester", "fixer"
-REWARD_VERSION = 2
+REWARD_VERSION = 3
 FIX, TESTS, WRONG_TESTS, REWRITE = 2.0, 2.0, -0.5, -0.25
 CHECK_TIMEOUT = 1.0  # seconds for each test
 MAX_TESTS = 8
@@ -246,7 +246,7 @@ def read_repair(completion: str, item: dict) -> str:
         text = ast.unparse(node)
         if isinstance(node, FUNCTIONS) and node.name == item["entry_point"]:
             part = after
-        elif not bound_names(all_tables(text)[0]) & own:
+        elif not (names := bound_names(all_tables(text)[0])) or not names <= own:
             part.append(text)
     return join_sources("\n".join(before), code.source, "\n".join(after))
 

@@ -23,7 +23,7 @@ from trl_multiagent.environments.base import Environment, History, JointAction, 
 from trl_multiagent.environments.embedded import read_data
 
 
-REWARD_VERSION = 1
+REWARD_VERSION = 2
 REWARDS = ("grounded", "compat")
 LARGEST = 2.98  # 0.5 + 1 + 0.5 + 0.4 * 0.95 + 0.6: with all 12 categories of transitions, the fourth level is below 1
 LISTS = json.loads(read_data("writing_words.json"))

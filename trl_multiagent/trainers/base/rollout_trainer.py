@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, add_fused_lm_head, repeat_iterable_dataset
+from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, repeat_iterable_dataset
 
 from trl_multiagent.environments.base import (
     Environment,
@@ -136,10 +136,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 callbacks=[*watchers(environment, args), *(callbacks or [])],
                 optimizers=optimizers,
             )
-        del team.__dict__["forward"]  # GRPOTrainer patched it. Here, the agents' forwards return log-probabilities
         self.log_completions = False  # GRPOTrainer's table has no columns for agents
-        for model in team.base_models:
-            add_fused_lm_head(model, temperature=self.temperature, outputs=("log_probs", "entropy"))
+        self._fuse_heads("log_probs", "entropy", temperature=self.temperature)
         self._set_up_agents()
         self.generator = self._make_generator()
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)

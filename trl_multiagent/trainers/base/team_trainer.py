@@ -125,9 +125,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
     the configuration class.
 
     A subclass calls `_prepare_team` before it initializes the TRL trainer, and `_set_up_agents` after that. In
-    between, it restores the forward of the team: most TRL trainers patch it with `add_fused_lm_head`, as if the team
-    were a single model. The patch belongs on each of `team.base_models` (tests/trainers/test_team_mixin.py has an
-    example). A subclass can override `_run_settings`, the settings that a checkpoint must match, and `_card_facts` and
+    between, it calls `_fuse_heads` if the TRL trainer has patched the forward of the team with `add_fused_lm_head`, as
+    most do. A subclass can override `_run_settings`, the settings that a checkpoint must match, and `_card_facts` and
     `_card_settings`, the contents of the model card.
     """
 
@@ -235,28 +234,35 @@ class TeamTrainerMixin(CommonTrainerMixin):
         if self.optimizer is not None and (self._trains_critics or has_rates):
             what = "Critics need" if self._trains_critics else "`agent_learning_rates` beside a scheduler needs"
             raise ValueError(f"{what} an optimizer that the trainer makes: leave `optimizers` out.")
-        self._check_head()
         self.add_callback(CheckpointCallback(self))
         from trl_multiagent.report.run_report import report_run
 
         report_run(self)
 
-    def _check_head(self) -> None:
+    def _fuse_heads(self, *outputs: str, temperature: float = 1.0) -> None:
+        """
+        Has the forward of each agent return log-probabilities, and other `outputs` of `add_fused_lm_head`. The TRL
+        trainer has patched the forward of the team, as if it were a single model.
+        """
+        del self.team.__dict__["forward"]
+        for model in self.team.base_models:
+            add_fused_lm_head(model, temperature=temperature, outputs=outputs)
+        if not self.is_deepspeed_enabled:  # which places the weights later
+            self._check_heads(temperature)
+
+    def _check_heads(self, temperature: float) -> None:
         """
         Raises `ValueError` if log-probabilities that TRL computes from the output embeddings are not those of an
         agent's own logits: some models have a layer before them, or change the logits after them.
         """
-        if self.is_deepspeed_enabled:  # which places the weights later
-            return
-        temperature = getattr(self, "temperature", 1.0)
-        limit = 0.5 if self.args.bf16 or self.args.fp16 else 0.01
         for agent in {self.team.agents[role] for role in self.team.trained_roles}:
             ids = torch.arange(6, device=agent.get_output_embeddings().weight.device)[None]
             with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
                 found = agent(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
-                logits = agent(input_ids=ids).logits[:, :-1].float() / temperature
-            own = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-            if (found - own).abs().max() > limit:
+                logits = agent(input_ids=ids).logits[:, :-1]
+            own = (logits.float() / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+            rounding = (0.01 if logits.dtype == torch.float32 else 0.5) / min(1.0, temperature)
+            if (found - own).abs().max() > rounding:
                 raise ValueError(
                     f"{type(agent).__name__} cannot be trained: TRL computes log-probabilities from output embeddings "
                     "and hidden states alone, and this model computes its logits otherwise."
