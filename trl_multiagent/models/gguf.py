@@ -61,7 +61,8 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
     folder, argument = gguf_file_of(name)
     if not argument:
         return name
-    file, place = Path(name).absolute(), Path(name).absolute().parent
+    file = Path(name).absolute()
+    place = file.parent
     if is_on_hub := not file.is_file():
         file = Path(str(find_file(folder, argument["gguf_file"], revision, token, required=True)))
     if is_on_hub or not os.access(place, os.W_OK):
