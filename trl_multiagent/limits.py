@@ -182,10 +182,11 @@ def check_arguments(args: Any) -> None:
     keys = keys_of(type(args))
     for field in dataclasses.fields(args):
         key = keys[field.name]
-        if isinstance(field, Setting) or key.hint in NUMBERS or not key.is_supported:
+        is_ours = isinstance(field, Setting) or not key.is_supported
+        if is_ours or key.hint in NUMBERS:
             given = getattr(args, field.name)
             checked = check_value(field.name, given, key)
-            if isinstance(field, Setting) or isinstance(given, str) or not key.is_supported:
+            if is_ours or isinstance(given, str):
                 setattr(args, field.name, checked)
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.console import tell
 from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
@@ -20,7 +19,6 @@ else:
     Dataset = Any  # `datasets` takes a second to import
 
 Datasets = tuple[Dataset, Dataset | None]  # to train on, and to evaluate on
-logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
@@ -113,14 +111,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     except ConnectionError:
         if name not in EMBEDDED:
             raise
-        note_copy(name)
+        tell(f"The Hub cannot be reached, so {name} is read from the copy in this package.")
         return read_embedded(name, split)
-
-
-@functools.cache
-def note_copy(name: str) -> None:
-    """Says once that a copy is used."""
-    logger.warning("The Hub cannot be reached, so %s is read from the copy in this package.", name)
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:

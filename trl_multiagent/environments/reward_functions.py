@@ -189,8 +189,7 @@ def check_reward_function(function: Any) -> None:
 def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that a function names; all of them if it takes any (`**kwargs`)."""
     parameters = parameters_of(function)
-    kinds = {parameter.kind for parameter in (parameters or {}).values()}
-    if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
+    if parameters is None or any(x.kind == x.VAR_KEYWORD for x in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 
