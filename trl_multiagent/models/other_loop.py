@@ -5,7 +5,7 @@ cover: other processors of logits, other criteria to stop, and models with other
 
 import copy
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
@@ -55,7 +55,7 @@ def sample_elsewhere(
     if config.do_sample:
         logits_processor.append(choose)
         config.do_sample = False  # one token is left, and taking it is faster than drawing it
-    return cast(Any, type(model))._sample(
+    return type(model)._sample(
         model, input_ids, logits_processor, StoppingCriteriaList([*others, end]), config, **kwargs
     )
 

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -147,7 +147,7 @@ def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
     with GatheredParameters(list(module.parameters())):  # a copy of parameters that are not gathered would be empty
         copy_of_module, weight = copy.deepcopy(module, memo), next(module.parameters())
         if is_zero_param(weight):
-            cast(Any, weight).convert_to_zero_parameters(param_list=list(copy_of_module.parameters()))
+            weight.convert_to_zero_parameters(param_list=list(copy_of_module.parameters()))
     return copy_of_module
 
 
@@ -184,7 +184,7 @@ def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Returns a model without its adapters."""
-    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:

@@ -12,7 +12,7 @@ number. The forms differ in the backbone:
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -121,7 +121,7 @@ class Critics(nn.Module):
     @property
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
-        return cast(Any, [*self.models.values()])
+        return [*self.models.values()]
 
     def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without an agent's if it uses the agent's model."""
@@ -292,9 +292,7 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
     name = converted(name)
     check_saved_adapter(name)
-    return text_model(
-        create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype, trust_remote_code=False)
-    )
+    return text_model(create_model_from_path(name, AutoModel, device_map=None, dtype=dtype, trust_remote_code=False))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:

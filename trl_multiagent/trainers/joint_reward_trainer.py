@@ -101,7 +101,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     args: JointRewardConfig
     data_collator: Any
-    eval_dataset: Any
 
     def __init__(
         self,

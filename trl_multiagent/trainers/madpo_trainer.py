@@ -126,7 +126,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     args: MADPOConfig
     train_dataset: Dataset
-    eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
 
     def __init__(

@@ -288,7 +288,6 @@ class CheckpointMixin(Trainer):
     """
 
     optimizer: Any
-    lr_scheduler: Any
     ref_model: Any = None  # the reference policy, if it is a separate model
     _metrics: Any  # by mode and name: the values that have not been logged yet
     _tr_loss: Any  # sum of the losses since the last log
