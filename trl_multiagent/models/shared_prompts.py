@@ -65,14 +65,6 @@ class RoomyLayer(DynamicLayer):
         self.place: torch.Tensor | None = None
         self.rooms: list[torch.Tensor] = []
 
-    @classmethod
-    def of(cls, layer: DynamicLayer, rows: torch.Tensor, max_length: int) -> "RoomyLayer":
-        """Returns some rows of another layer, with room."""
-        roomy = cls(max_length)
-        if layer.get_seq_length() > 0:
-            roomy.update(layer.keys[rows], layer.values[rows])
-        return roomy
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +127,8 @@ def repeat_prompts(cache: DynamicCache, owners: torch.Tensor, max_length: int) -
     """
     for k, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[k] = RoomyLayer.of(layer, owners, max_length)
+            cache.layers[k] = RoomyLayer(max_length)
+            if layer.get_seq_length() > 0:
+                cache.layers[k].update(layer.keys[owners], layer.values[owners])
         else:  # it keeps a window
             layer.batch_select_indices(owners)
