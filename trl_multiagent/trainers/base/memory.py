@@ -216,7 +216,7 @@ def size_of(
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
     largest = max(numbers, key=numbers.__getitem__)
     trained = count(x for x in team.parameters() if x.requires_grad)
-    own = [of_agent for of_agent in prompts if of_agent] or [[[]]]
+    own = [*filter(None, prompts)] or [[[]]]
     of_longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
     return Size(
         trained=trained,
