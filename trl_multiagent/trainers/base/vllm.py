@@ -35,7 +35,7 @@ from trl_multiagent.console import install_command
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.generation import Completion, Sampled
-from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.models.pretrained import adapter_parameters, temporarily_set
 from trl_multiagent.rollout.sampler import TurnPrompts
 from trl_multiagent.rollout.tree import grouped
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -119,15 +119,13 @@ class AgentGeneration(VLLMGeneration):
     def _start_engine(self, **arguments: Any) -> None:
         """Starts the engine. TRL creates it, but cannot pass these arguments to `vllm.LLM`."""
         engine_class = vllm_generation.LLM
-        keeps_weights = isinstance(self, AdapterGeneration)
-        vllm_generation.LLM = lambda **given: Engine(
-            engine_class(**given, dtype=self.dtype, **arguments), self.stop_strings, keeps_weights
-        )
-        try:
-            with launch_variables(self.accelerator.num_processes):
-                super()._init_vllm()
-        finally:
-            vllm_generation.LLM = engine_class
+
+        def start(**given: Any) -> Engine:
+            llm = engine_class(**given, dtype=self.dtype, **arguments)
+            return Engine(llm, self.stop_strings, keeps_weights=isinstance(self, AdapterGeneration))
+
+        with temporarily_set(vllm_generation, LLM=start), launch_variables(self.accelerator.num_processes):
+            super()._init_vllm()
 
     # Weights
 
@@ -299,7 +297,8 @@ class AdapterGeneration(AgentGeneration):
         super()._start_engine(enable_lora=True, max_loras=len(self.roles), max_lora_rank=self._rank, **arguments)
 
     def _send(self, owner: str, together: bool) -> None:
-        is_colocated, shares = self.mode == "colocate", self.mode == "colocate" and together
+        is_colocated = self.mode == "colocate"
+        shares = is_colocated and together
         writes = self.accelerator.is_local_main_process if shares else is_colocated or self.accelerator.is_main_process
         folder = None
         if shares:  # one process writes for all processes of its node, which read after the next barrier
