@@ -450,10 +450,10 @@ class AgentTeam(nn.Module):
         """
         declared = self.agents[role].generation_config.eos_token_id
         declared = declared if isinstance(declared, list) else [declared]
-        tokens = {k: None for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None}
+        tokens = [*dict.fromkeys(k for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None)]
         if not tokens:
             raise ValueError(f"Neither the tokenizer of {role!r} nor its model names a token that ends a text.")
-        return list(tokens)
+        return tokens
 
     def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""

@@ -185,8 +185,7 @@ class Critics(nn.Module):
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {name: asdict(scale) for name, scale in self.scales.items()}
-        contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
-        write_json(folder / CRITICS_FILE, contents)
+        write_json(folder / CRITICS_FILE, {"form": self.settings.form, "critics": list(self.names), "scales": scales})
 
     def load(self, folder: str | Path) -> None:
         """
