@@ -162,9 +162,9 @@ def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     names the field and begins with `where`, the file and number of the row.
     """
     for field, required_type in fields.items():
-        if row.get(field) is None:
+        value = row.get(field)
+        if value is None:
             raise ValueError(f"{where}: field `{field}` is missing.")
-        value = row[field]
         if not isinstance(value, required_type) or isinstance(value, bool):
             raise ValueError(f"{where}: field `{field}` must be {kind_of(required_type())}, not {kind_of(value)}.")
         if isinstance(value, str) and not value.strip():
