@@ -1,6 +1,5 @@
 from collections import Counter
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from trl_multiagent import AgentTeam, FunctionEnvironment
 from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.models import generation, sampling_loop
 from trl_multiagent.models.generation import Agents, generate_groups
-from trl_multiagent.models.other_loop import SeededChoice
 from trl_multiagent.models.pretrained import TooLongError, check_length
 from trl_multiagent.models.sampling_loop import FixedToken, GrowingToken, StopStrings
 from trl_multiagent.models.shared_prompts import RoomyLayer
@@ -343,8 +341,7 @@ def test_a_number_chooses_by_the_cumulative_probability():
     """1.0 included, and never a token without probability."""
     logits = torch.tensor([[2.0, 1.0, 0.0, -torch.inf]])
     numbers = torch.linspace(0, 1, 2001)[:, None]  # as random numbers of many rows, 1.0 included
-    choice = SeededChoice(SimpleNamespace(numbers=numbers, choose=sampling_loop.SamplingLoop.choose), 1)
-    chosen = choice(torch.zeros(2001, 1, dtype=torch.long), logits.expand(2001, -1)).argmax(dim=1)
+    chosen = sampling_loop.SamplingLoop.choose(logits.expand(2001, -1), numbers)
     shares = torch.bincount(chosen, minlength=4) / 2001
     assert torch.allclose(shares, logits.softmax(dim=-1)[0], atol=1e-3) and shares[3] == 0
 

@@ -239,8 +239,8 @@ def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | Non
     if options.seeds:
         from trl_multiagent.runs.seeds import print_results, train_with_seeds
 
-        given = {name: vars(options)[name] for name in ("accelerate_config", "num_processes")}
-        flags = [f"--{name}={value}" for name, value in given.items() if value]
+        names = ("accelerate_config", "num_processes")
+        flags = [f"--{name}={value}" for name in names if (value := getattr(options, name))]
         os.environ.setdefault(*SAFE_PATH)
         status, runs = train_with_seeds(algorithm, argv, prog, options.seeds, options.jobs, flags)
         if status or "--dry_run" in argv:

@@ -17,10 +17,9 @@ MAX_TEXT = 300  # characters of a line that is shown in a prompt
 
 def quiet_libraries() -> None:
     """Hides messages of other libraries. The package calls this on its import, before it imports these libraries."""
-    # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, even if a run has none
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    # On import, torchao lists the kernels that need another GPU
-    for name in ("torchao", "torch.utils._pytree"):
+    # On a machine without a GPU, bitsandbytes recommends a package for 4-bit weights, even if a run has none. torchao
+    # lists the kernels that need another GPU when it is imported
+    for name in ("bitsandbytes.backends.cpu.ops", "torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     # TRL's own default is the deprecated name
     warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing(_kwargs)?` is deprecated", FutureWarning)

@@ -30,7 +30,7 @@ POSITIVE = """
     per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
     adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty
 """.split()
-INHERITED: dict[str, dict[str, Any]] = {
+INHERITED = {
     **{name: {"gt": 0} for name in POSITIVE},
     **{name: {"ge": 0, "lt": 1} for name in ("adam_beta1", "adam_beta2")},
     "min_p": {"ge": 0, "le": 1},
@@ -182,10 +182,11 @@ def check_arguments(args: Any) -> None:
     keys = keys_of(type(args))
     for field in dataclasses.fields(args):
         key = keys[field.name]
-        if isinstance(field, Setting) or key.hint in NUMBERS or not key.is_supported:
+        is_ours = isinstance(field, Setting) or not key.is_supported
+        if is_ours or key.hint in NUMBERS:
             given = getattr(args, field.name)
             checked = check_value(field.name, given, key)
-            if isinstance(field, Setting) or isinstance(given, str) or not key.is_supported:
+            if is_ours or isinstance(given, str):
                 setattr(args, field.name, checked)
 
 

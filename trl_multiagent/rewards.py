@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS
@@ -64,7 +64,7 @@ class CodeRewardFunction:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CodeRewardFunction, (self.kind, self.min_tier, self.tags, self.opened)
+        return CodeRewardFunction, astuple(self)
 
     def __call__(self, prompts: list[Text], completions: list[Text], **columns: Any) -> list[float]:
         """

@@ -509,10 +509,9 @@ def judge(
                     f"{name} returned rewards of {', '.join(map(str, reward))} {where}; it must return one number, or "
                     f"one for each of the roles {', '.join(environment.roles)}."
                 )
-            rewards = {
-                x: as_reward(name, reward[x], f"for {x!r}, {where}", position, drops) for x in environment.roles
-            }
-            outcome.set_role_rewards(rewards)
+            outcome.set_role_rewards(
+                {x: as_reward(name, reward[x], f"for {x!r}, {where}", position, drops) for x in environment.roles}
+            )
         outcome.reward = as_reward(name, outcome.reward, where, position, drops)
         outcome.metrics = numbers_by_name(name, outcome.metrics)
         for key in sorted(outcome.metrics.keys() & LOGGED):

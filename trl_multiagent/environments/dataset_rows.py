@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trl_multiagent.console import tell
 from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded, read_split
 
@@ -20,7 +19,6 @@ else:
     Dataset = Any  # `datasets` takes a second to import
 
 Datasets = tuple[Dataset, Dataset | None]  # to train on, and to evaluate on
-logger = logging.getLogger(__name__)
 
 LOCAL_SUFFIXES = (".jsonl", ".json", ".parquet")
 LOCAL_FILE = f"{', '.join(LOCAL_SUFFIXES[:-1])} or {LOCAL_SUFFIXES[-1]} file"  # for messages
@@ -113,14 +111,8 @@ def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:
     except ConnectionError:
         if name not in EMBEDDED:
             raise
-        note_copy(name)
+        tell(f"The Hub cannot be reached, so {name} is read from the copy in this package.")
         return read_embedded(name, split)
-
-
-@functools.cache
-def note_copy(name: str) -> None:
-    """Says once that a copy is used."""
-    logger.warning("The Hub cannot be reached, so %s is read from the copy in this package.", name)
 
 
 def hub_split(name: str, config: str | None, split: str | None) -> str:
@@ -170,9 +162,9 @@ def check_fields(row: dict, fields: dict[str, type], where: str) -> None:
     names the field and begins with `where`, the file and number of the row.
     """
     for field, required_type in fields.items():
-        if row.get(field) is None:
+        value = row.get(field)
+        if value is None:
             raise ValueError(f"{where}: field `{field}` is missing.")
-        value = row[field]
         if not isinstance(value, required_type) or isinstance(value, bool):
             raise ValueError(f"{where}: field `{field}` must be {kind_of(required_type())}, not {kind_of(value)}.")
         if isinstance(value, str) and not value.strip():

@@ -8,11 +8,10 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 
 
-DATA = Path(str(files("trl_multiagent"))) / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 # For each name, the file, and how its rows are split: one split, or the splits of MBPP by task id
 EMBEDDED = {

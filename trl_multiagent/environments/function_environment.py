@@ -263,12 +263,16 @@ class FunctionEnvironment(Environment):
             arguments |= {"prompts": context.prompts, "completion_ids": context.completion_ids}
         else:  # the environment was called directly
             arguments["prompts"] = [self.prompts(*branch) for branch in zip(items, histories, strict=True)]
-        arguments |= {"completions": joint_actions, "trainer_state": context.trainer_state}
-        arguments["episodes"] = []
-        for past, answers in zip(histories, joint_actions, strict=True):
-            last = {role: answers[role] for role in (self.order[-1] if self.order else answers)}
-            arguments["episodes"].append([*(turn.joint_action for turn in past), last])
-        return arguments
+        last = self.order[-1] if self.order else ()
+        episodes = [
+            [*(turn.joint_action for turn in past), {role: answers[role] for role in last or answers}]
+            for past, answers in zip(histories, joint_actions, strict=True)
+        ]
+        return arguments | {
+            "completions": joint_actions,
+            "trainer_state": context.trainer_state,
+            "episodes": episodes,
+        }
 
 
 def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[tuple[str, ...], ...]:

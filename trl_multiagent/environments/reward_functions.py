@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import as_completed
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from trl_multiagent.environments.base import Outcome, as_messages, scoring_context
 from trl_multiagent.environments.task_errors import TaskError, as_number, function_name, show, task_code
@@ -20,7 +20,7 @@ from trl_multiagent.jobs.event_loop import event_loop
 from trl_multiagent.jobs.signals import at_most
 
 
-RewardFunction: TypeAlias = Callable | str  # a callable, a reward model, or a model id
+RewardFunction = Callable | str  # a callable, a reward model, or a model id
 
 READ_REASONING = ("think_format_reward", "reasoning_accuracy_reward")  # functions of TRL
 
@@ -191,8 +191,7 @@ def check_reward_function(function: Any) -> None:
 def accepted_arguments(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the arguments that a function names; all of them if it takes any (`**kwargs`)."""
     parameters = parameters_of(function)
-    kinds = {parameter.kind for parameter in (parameters or {}).values()}
-    if parameters is None or inspect.Parameter.VAR_KEYWORD in kinds:
+    if parameters is None or any(x.kind == x.VAR_KEYWORD for x in parameters.values()):
         return dict(arguments)
     return {name: value for name, value in arguments.items() if name in parameters}
 

@@ -22,7 +22,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -56,7 +55,7 @@ from trl_multiagent.environments.task_errors import (
     task_code,
 )
 from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, Blocked, Part, is_blocked, run_on_loop, waits_outside
-from trl_multiagent.jobs.signals import closing_at_exit
+from trl_multiagent.jobs.signals import closing_at_exit, handling
 
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at episodes that wait for something else
@@ -571,14 +570,8 @@ def closing_at_sigterm() -> Iterator[None]:
     is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     # One of several processes may wait for the others, where Python calls no handler
     is_free &= os.environ.get("WORLD_SIZE", "1") == "1"
-    if not is_free or threading.current_thread() is not threading.main_thread():
+    with handling(lambda number, frame: sys.exit(128 + number), [signal.SIGTERM] if is_free else []):
         yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def error_of(task: asyncio.Task) -> BaseException | None:

@@ -72,10 +72,10 @@ class Rows(DatasetSource):
 class Functions:
     """The section `functions`. Its settings may also be at the top level of the file."""
 
-    prompts: dict[str, str | list[dict[str, str]]] | None = setting(
+    prompts: dict[str, str | list[dict[str, str]]] = setting(
         "The first prompt of each role: a text, or a list of messages, with {column} for the value of a column."
     )
-    reward_funcs: list[str] | None = setting("Reward functions, as package.module.function.")
+    reward_funcs: list[str] = setting("Reward functions, as package.module.function.")
     reward_weights: list[float] | None = setting("Weight of each, 1 by default.")
     order: list[list[str]] | None = setting(
         "The roles that act at each turn, such as [[writer], [editor]]; {writer} in a prompt is then its last answer."
@@ -93,17 +93,17 @@ class Functions:
 
     def make_environment(self) -> FunctionEnvironment:
         """Imports the functions and makes the environment. Raises `ValueError` if a function cannot be used."""
-        functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs or ()]
+        functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs]
         transition = None if self.transition is None else import_function("functions.transition", self.transition)
         templates: dict[str, str | Callable[[dict], Prompt]] = {
             role: template if isinstance(template, str) else partial(fill_messages, role, template)
-            for role, template in (self.prompts or {}).items()
+            for role, template in self.prompts.items()
         }
         try:
             environment = FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
             raise ValueError(f"`functions.reward_funcs`: {error}") from error
-        for role, template in (self.prompts or {}).items():
+        for role, template in self.prompts.items():
             for message in as_messages(template):
                 check_heard(role, message["content"], environment.order or [environment.roles], environment.roles)
         return environment
@@ -111,10 +111,9 @@ class Functions:
     @property
     def columns(self) -> list[str]:
         """The columns that the templates name."""
-        prompts = self.prompts or {}
-        messages = [message for prompt in prompts.values() for message in as_messages(prompt)]
+        messages = [message for prompt in self.prompts.values() for message in as_messages(prompt)]
         names = dict.fromkeys(name for message in messages for name in fields_of(message["content"]))
-        return [name for name in names if self.order is None or name not in prompts]
+        return [name for name in names if self.order is None or name not in self.prompts]
 
 
 def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:

@@ -120,8 +120,8 @@ def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:
     """
     if not REQUEST.is_expected:
         return False
-    if accelerator.num_processes > 1:
-        signals = gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device))
-        REQUEST.signal = REQUEST.signal or int(signals.max()) or None
-        return bool(signals.max())  # a signal after the gather counts at the next call, on all processes
-    return REQUEST.signal is not None
+    if accelerator.num_processes == 1:  # on a GPU, a tensor would have the host wait
+        return REQUEST.signal is not None
+    first = int(gather(torch.tensor([REQUEST.signal or 0], device=accelerator.device)).max())
+    REQUEST.signal = REQUEST.signal or first or None
+    return first > 0  # a signal after the gather counts at the next call, on all processes

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -79,12 +79,14 @@ def raise_if_overdue() -> None:
 
 
 @contextlib.contextmanager
-def handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Calls `handler` at Ctrl-C and SIGTERM within the block. Only the main thread receives signals."""
+def handling(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int] = NAMES) -> Iterator[None]:
+    """
+    Calls `handler` at signals within the block, by default at Ctrl-C and SIGTERM. Only the main thread receives them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in NAMES}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -105,15 +107,14 @@ def at_most(seconds: float | None, late: str) -> Iterator[None]:
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    except Late:
-        raise TimeoutError(late) from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    with handling(ring, [signal.SIGALRM]):
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+        try:
+            yield
+        except Late:
+            raise TimeoutError(late) from None
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextlib.contextmanager

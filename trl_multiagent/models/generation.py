@@ -5,7 +5,6 @@ much memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -161,7 +160,7 @@ def _generate(
             module.rope_deltas = None
     # The model's own settings, such as `min_p`, would replace those that the caller leaves out
     with temporarily_set(model, generation_config=GenerationConfig()):
-        output_ids = cast(Any, model).generate(
+        output_ids = model.generate(
             input_ids=input_ids[owners],
             attention_mask=attention_mask[owners],
             generation_config=config,

@@ -61,7 +61,8 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
     folder, argument = gguf_file_of(name)
     if not argument:
         return name
-    file, place = Path(name).absolute(), Path(name).absolute().parent
+    file = Path(name).absolute()
+    place = file.parent
     if is_on_hub := not file.is_file():
         file = Path(str(find_file(folder, argument["gguf_file"], revision, token, required=True)))
     if is_on_hub or not os.access(place, os.W_OK):
@@ -103,8 +104,7 @@ def convert(file: Path, folder: Path, weights: bool) -> None:
             header.rename(folder)
         if weights and not (folder / SAFE_WEIGHTS_NAME).is_file():
             print(f"{file.name}: converting its weights, once, to {folder}", file=sys.stderr)
-            model = read_model(file, folder)
-            model.save_pretrained(scratch, max_shard_size=2**62)
+            read_model(file, folder).save_pretrained(scratch, max_shard_size=2**62)
             if version_of(file) != version:
                 raise OSError(f"{file} was changed while it was converted: start again.")
             Path(scratch, SAFE_WEIGHTS_NAME).rename(folder / SAFE_WEIGHTS_NAME)

@@ -7,10 +7,10 @@ agent's rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from peft.tuners.lora.layer import LoraLayer, MultiheadAttention, ParamWrapper
 from torch import nn
 from torch.nn.functional import linear
@@ -24,7 +24,7 @@ def can_group(model: PeftModel, adapter: str) -> bool:
     biases. DoRA needs more than the base's result, a copied module replaces the base's module, and an expert gets
     tokens without their row numbers.
     """
-    config = cast(LoraConfig, model.peft_config[adapter])
+    config = model.peft_config[adapter]
     if config.modules_to_save or config.trainable_token_indices is not None or config.lora_bias:
         return False
     for name, layer in model.named_modules():

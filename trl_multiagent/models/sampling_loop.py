@@ -146,7 +146,7 @@ class SamplingLoop:
             return sample_elsewhere(
                 self, model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
             )
-        with cast(Any, model)._optimize_model_for_decode():  # mixtures of experts on a GPU
+        with model._optimize_model_for_decode():  # mixtures of experts on a GPU
             return self.run(model, input_ids, logits_processor, generation_config)
 
     def run(
@@ -282,7 +282,7 @@ class GrowingToken:
             use_cache=True,
             **self.loop.inputs,
         )
-        self.scores = self.processors(cast(Any, ids), outputs.logits[:, -1].float())
+        self.scores = self.processors(ids, outputs.logits[:, -1].float())
         tokens = self.loop.choose(self.scores, numbers) if self.do_sample else self.scores.argmax(dim=-1)
         self.rows.ended |= (tokens[:, None] == self.rows.end_tokens).any(dim=1)
         return tokens

@@ -4,7 +4,7 @@ prompt's keys and values are repeated for its completions. In the update, [`~mod
 """
 
 import inspect
-from typing import Any, cast
+from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
@@ -65,14 +65,6 @@ class RoomyLayer(DynamicLayer):
         self.place: torch.Tensor | None = None
         self.rooms: list[torch.Tensor] = []
 
-    @classmethod
-    def of(cls, layer: DynamicLayer, rows: torch.Tensor, max_length: int) -> "RoomyLayer":
-        """Returns some rows of another layer, with room."""
-        roomy = cls(max_length)
-        if layer.get_seq_length() > 0:
-            roomy.update(layer.keys[rows], layer.values[rows])
-        return roomy
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -103,7 +95,7 @@ def keep_rows(cache: Cache, rows: torch.Tensor) -> None:
     """Keeps some rows of a cache. Rows that keep their place are not copied."""
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
     sources = rows[moved]
-    for layer in cast(Any, cache.layers):
+    for layer in cache.layers:
         if type(layer) is RoomyLayer:
             layer.keep(len(rows), moved, sources)
         else:
@@ -117,7 +109,7 @@ def read_padded(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask:
     """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if input_ids.size(1) > 1:
-        inputs = cast(Any, model).prepare_inputs_for_generation(
+        inputs = model.prepare_inputs_for_generation(
             input_ids[:, :-1],
             attention_mask=attention_mask[:, :-1],
             position_ids=token_positions(attention_mask)[:, :-1],
@@ -133,8 +125,10 @@ def repeat_prompts(cache: DynamicCache, owners: torch.Tensor, max_length: int) -
     Repeats the keys and values of prompts for their completions. Row k gets those of the prompt with the index
     `owners[k]`, and has room for `max_length` tokens.
     """
-    for k, layer in enumerate(cast(Any, cache.layers)):
+    for k, layer in enumerate(cache.layers):
         if type(layer) is DynamicLayer:
-            cache.layers[k] = RoomyLayer.of(layer, owners, max_length)
+            cache.layers[k] = RoomyLayer(max_length)
+            if layer.get_seq_length() > 0:
+                cache.layers[k].update(layer.keys[owners], layer.values[owners])
         else:  # it keeps a window
             layer.batch_select_indices(owners)

@@ -109,7 +109,7 @@ def read_calls(text: str) -> list[Any]:
     value = value.get("tool_calls", value) if isinstance(value, dict) else value
     values = value if isinstance(value, list) else [value]
     rest = text[end:].lstrip(" \n;,")
-    return values + read_calls(rest) if rest.startswith("{") and not named else values
+    return values + read_calls(rest) if rest.startswith("{") else values
 
 
 def from_text(text: str) -> Any:

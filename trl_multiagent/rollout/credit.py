@@ -46,7 +46,7 @@ def add_counterfactuals(
     """
     if any(node.role_rewards for node in nodes):
         raise TaskError("`credit` divides a reward that all roles share, but the environment gives each role its own.")
-    wanted: list[tuple[Node, str, list[tuple[int, ...]], Node]] = []
+    wanted = []
     for node in nodes:
         for role in (role for role in node.roles if role in roles):
             agent, size = node.roles.index(role), len(node.samples[role].texts)

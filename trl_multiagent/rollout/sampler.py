@@ -100,7 +100,7 @@ class TransformersGenerator:
         self.arguments = arguments
         self.token_budget = token_budget
         self.stop_strings = stop_strings or {}
-        self.max_new_tokens: int = arguments["max_new_tokens"]
+        self.max_new_tokens = arguments["max_new_tokens"]
 
     def generate(self, turn: TurnPrompts) -> Sampled:
         completions: Sampled = {}

@@ -139,7 +139,7 @@ class Population(Seat):
                 member.release()
         for name in dict.fromkeys(drawn):
             own = [k for k, other in enumerate(drawn) if other == name]
-            answers |= dict(zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True))
+            answers |= zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True)
         return [answers[k] for k in range(len(branches))]
 
     def partners(self, role: str, items: Sequence[dict]) -> list[str]:

@@ -174,8 +174,7 @@ def groups_of(nodes: Sequence[Node]) -> list[list[Node]]:
     Divides the nodes of a turn into groups. Completions are compared within a group. In a tree, a group is one node;
     in episodes, it is the nodes of all episodes of the item.
     """
-    groups = grouped((k if node.episode is None else node.tree, node) for k, node in enumerate(nodes))
-    return list(groups.values())
+    return [*grouped((k if node.episode is None else node.tree, node) for k, node in enumerate(nodes)).values()]
 
 
 def joint_action_indices(joint_mode: str, num_agents: int, num_generations: int) -> list[tuple[int, ...]]:

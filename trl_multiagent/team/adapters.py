@@ -4,12 +4,11 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import (
     LoraConfig,
-    PeftConfig,
     PeftModel,
     get_peft_model,
     get_peft_model_state_dict,
@@ -17,7 +16,7 @@ from peft import (
     set_peft_model_state_dict,
 )
 from peft.tuners.lora.layer import LoraLayer
-from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import AuxiliaryTrainingWrapper, ModulesToSaveWrapper, TrainableTokensWrapper
 from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
@@ -118,7 +117,7 @@ class AgentAdapters:
             if reference in model.peft_config:  # of an earlier trainer
                 model.delete_adapter(reference)
             weights = get_peft_model_state_dict(model, adapter_name=role, save_embedding_layers=False)
-            model.add_adapter(reference, cast(PeftConfig, model.peft_config[role]))
+            model.add_adapter(reference, model.peft_config[role])
             keep_adapter_in_float32(model, reference)
             set_peft_model_state_dict(model, weights, adapter_name=reference)
 
@@ -149,7 +148,7 @@ def load_adapters(
     dtype = {"autocast_adapter_dtype": not is_deepspeed_zero3_enabled()}
     models = {}
     # The bases so far, by name and revision, with their adapters
-    bases: dict[tuple[str, str | None], Any] = {}
+    bases = {}
     for role, source in sources.items():
         is_saved = role not in peft_configs
         config = read_adapter_config(source, **hub) if is_saved else copy.deepcopy(peft_configs[role])
@@ -224,7 +223,7 @@ def check_adapter(role: str, model: PeftModel) -> None:
         raise ValueError(
             f"The PeftModel of the role {role!r} has the adapters {list(model.peft_config)}; name one as the role."
         )
-    config = cast(LoraConfig, model.peft_config[role])
+    config = model.peft_config[role]
     base = base_of(model)
     modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
     if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
@@ -254,7 +253,7 @@ def check_adapter_names(config: LoraConfig, model: PeftModel) -> None:
     Raises:
         ValueError: there is no such module.
     """
-    adapted = [f".{name}" for name in cast(BaseTuner, model.base_model).targeted_module_names]
+    adapted = [f".{name}" for name in model.base_model.targeted_module_names]
     for name in () if isinstance(config.target_modules, str | None) else sorted(config.target_modules):
         if not any(other.endswith(f".{name}") for other in adapted):
             raise ValueError(f"`target_modules` has {name!r}, which would have no effect: there is none in the model.")

@@ -450,10 +450,10 @@ class AgentTeam(nn.Module):
         """
         declared = self.agents[role].generation_config.eos_token_id
         declared = declared if isinstance(declared, list | tuple) else [declared]
-        tokens = {k: None for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None}
+        tokens = [*dict.fromkeys(k for k in (self.tokenizers[role].eos_token_id, *declared) if k is not None)]
         if not tokens:
             raise ValueError(f"Neither the tokenizer of {role!r} nor its model names a token that ends a text.")
-        return list(tokens)
+        return tokens
 
     def add_critics(self, critics: "Critics") -> None:
         """Makes critics a part of the team. Their adapters are on its bases already."""
@@ -636,7 +636,7 @@ class AgentTeam(nn.Module):
         """
         if team_inputs is None:
             return self.active_agent(*args, **kwargs)
-        outputs: dict[str, Any] = {}
+        outputs = {}
         for roles in self._forwards(team_inputs):
             own = [team_inputs[role] for role in roles]
             with self.together(roles) as (agent, group):
@@ -709,7 +709,7 @@ class AgentTeam(nn.Module):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         if not all(isinstance(x, torch.Tensor) for x in args):
             raise TypeError("`generate` takes the token ids of one agent; `team.collaborate` answers items and texts.")
-        return cast(Any, self.active_agent).generate(*args, **kwargs)
+        return self.active_agent.generate(*args, **kwargs)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.active_agent.get_output_embeddings()
@@ -774,7 +774,7 @@ class AgentTeam(nn.Module):
         layers.
         """
         for model in self._all_base_models:
-            cast(Any, model).enable_input_require_grads()
+            model.enable_input_require_grads()
 
     def add_model_tags(self, tags: list[str] | str) -> None:
         for model in self.policies.values():

@@ -12,7 +12,7 @@ number. The forms differ in the backbone:
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
@@ -121,7 +121,7 @@ class Critics(nn.Module):
     @property
     def base_models(self) -> list[PreTrainedModel]:
         """The distinct backbones that belong to critics alone, without adapters."""
-        return cast(Any, [*self.models.values()])
+        return [*self.models.values()]
 
     def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without an agent's if it uses the agent's model."""
@@ -185,8 +185,7 @@ class Critics(nn.Module):
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {name: asdict(scale) for name, scale in self.scales.items()}
-        contents = {"form": self.settings.form, "critics": list(self.names), "scales": scales}
-        write_json(folder / CRITICS_FILE, contents)
+        write_json(folder / CRITICS_FILE, {"form": self.settings.form, "critics": list(self.names), "scales": scales})
 
     def load(self, folder: str | Path) -> None:
         """
@@ -292,9 +291,7 @@ def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
     name = converted(name)
     check_saved_adapter(name)
-    return text_model(
-        create_model_from_path(name, cast(Any, AutoModel), device_map=None, dtype=dtype, trust_remote_code=False)
-    )
+    return text_model(create_model_from_path(name, AutoModel, device_map=None, dtype=dtype, trust_remote_code=False))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:

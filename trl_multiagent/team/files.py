@@ -61,8 +61,7 @@ class TeamFile:
             }
             for role, folder in self.folders.items()
         ]
-        contents = {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents}
-        write_json(folder / TEAM_FILE, contents)
+        write_json(folder / TEAM_FILE, {"format_version": FORMAT_VERSION, "form": self.form, "agents": agents})
 
 
 def read_team_file(path: str | Path) -> TeamFile:
@@ -76,24 +75,25 @@ def read_team_file(path: str | Path) -> TeamFile:
     path = Path(path)
     contents = read_json(path)
     with naming_damage(path):
-        version, form = contents["format_version"], contents["form"]
-        agents = [(agent["role"], str(agent["folder"])) for agent in contents["agents"]]
-        reasoning = {agent["role"]: agent.get("reasoning", "auto") for agent in contents["agents"]}
-        template_kwargs = {agent["role"]: agent.get("chat_template_kwargs", {}) for agent in contents["agents"]}
+        version, form, agents = contents["format_version"], contents["form"], contents["agents"]
+        roles = [agent["role"] for agent in agents]
+        folders = {agent["role"]: str(agent["folder"]) for agent in agents}
+        reasoning = {agent["role"]: agent.get("reasoning", "auto") for agent in agents}
+        template_kwargs = {agent["role"]: agent.get("chat_template_kwargs", {}) for agent in agents}
     if version != FORMAT_VERSION or form not in get_args(Form):
         raise ValueError(
             f"{path} has the format version {version!r} and the form {form!r}; this release reads version "
             f"{FORMAT_VERSION}."
         )
-    check_roles([role for role, _ in agents])
+    check_roles(roles)
     for role, value in reasoning.items():
         check_reasoning(f"{path}: the `reasoning` of {role!r}", value)
         check_template_kwargs(f"{path}: `chat_template_kwargs` of {role!r}", template_kwargs[role])
-    parts = [path.parent / folder for folder in (*dict(agents).values(), CRITICS_FOLDER)]
+    parts = [path.parent / folder for folder in (*folders.values(), CRITICS_FOLDER)]
     for file in (path, *parts, *(file for part in parts for file in part.rglob("*"))):
         if leads_out(file, path.parent):
             raise ValueError(f"{file} leads out of the team's folder: replace it by a copy of {file.resolve()}.")
-    return TeamFile(form, dict(agents), reasoning, template_kwargs)
+    return TeamFile(form, folders, reasoning, template_kwargs)
 
 
 # Loading

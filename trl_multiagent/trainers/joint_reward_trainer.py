@@ -101,7 +101,6 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
 
     args: JointRewardConfig
     data_collator: Any
-    eval_dataset: Any
 
     def __init__(
         self,
@@ -187,8 +186,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         """Tokenizes the joint texts of a pair, of the answers without their reasoning."""
         prompts, *answers = ({role: row[text_columns(role)[k]] for role in self.joint_text.roles} for k in range(3))
         for k, texts in enumerate(answers):
-            own = {role: row.get(answer_columns(role)[k]) for role in texts}
-            texts |= {role: answer for role, answer in own.items() if answer is not None}
+            texts |= {role: own for role in texts if (own := row.get(answer_columns(role)[k])) is not None}
         (chosen, cut), (rejected, also_cut) = (self.joint_text.encode(tokenizer, prompts, x) for x in answers)
         return {"chosen_ids": chosen, "rejected_ids": rejected, "num_cut": cut + also_cut}
 

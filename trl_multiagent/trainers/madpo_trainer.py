@@ -126,7 +126,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     args: MADPOConfig
     train_dataset: Dataset
-    eval_dataset: Any
     _num_parts: int  # number of micro-batches of the step, over all processes
 
     def __init__(
@@ -316,7 +315,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         joint = Answers.joint(answers.values())
 
         weights = inputs["weights"]
-        pairs, sft = torch.zeros_like(weights), 0.0
+        pairs = sft = 0.0
         losses = self.args.loss_type
         for loss_type, weight in zip(losses, self.args.loss_weights or [1.0] * len(losses), strict=True):
             if loss_type == "sft":
@@ -419,7 +418,7 @@ class Answers:
         """Sums an agent's outputs, which are zero outside of the answers."""
         per_token = (output.log_probs, rows.completion_mask, output.entropy, output.mean_logits, output.is_top1)
         logps, lengths, entropy, mean_logits, is_top1 = (x.sum(dim=1) for x in per_token)
-        return cls(logps, ref_logps, lengths, entropy.detach(), mean_logits.detach(), is_top1.detach())
+        return cls(logps, ref_logps, lengths, entropy, mean_logits, is_top1)
 
     @classmethod
     def joint(cls, answers: Iterable[Answers]) -> Answers:
@@ -532,10 +531,10 @@ def check_lengths(dataset: Dataset, name: str, team: AgentTeam, args: MADPOConfi
                 raise ValueError(f"{place}: {text_columns(role)[lengths.index(0)]!r} has no tokens.")
             check_length(f"{place}: prompt and answer of {role!r}", team.agents[role], min(whole, limit))
             if prompt >= limit:
-                problem = (
-                    f"has {prompt} tokens, which leaves no token of the answers within the `max_length` of {limit}"
+                raise ValueError(
+                    f"{place}: {text_columns(role)[0]!r} has {prompt} tokens, which leaves no token of the answers "
+                    f"within the `max_length` of {limit}."
                 )
-                raise ValueError(f"{place}: {text_columns(role)[0]!r} {problem}.")
             num_cut += whole > limit
     if num_cut > 0:
         logger.warning(

@@ -4,7 +4,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from trl_multiagent.environments.dataset_rows import note_copy
+from trl_multiagent.console import tell
 from trl_multiagent.tasks.code_generation import load_code_dataset
 from trl_multiagent.tasks.code_generation.item_facts import read_problem
 
@@ -224,10 +224,10 @@ def test_helpers_that_the_signature_needs_are_part_of_the_prompt(tmp_path):
         ("OpenMLRL/MBPP", "test[15:65]", ["MBPP/56", "MBPP/113", 50]),
     ],
 )
-def test_published_slices_are_read_from_the_package_without_a_network(name, split, ids, caplog):
-    note_copy.cache_clear()  # it says so once in a process
+def test_published_slices_are_read_from_the_package_without_a_network(name, split, ids, capsys):
+    tell.cache_clear()  # it says so once in a process
     rows = load_code_dataset(name, split)["task_id"]
     assert [rows[0], rows[-1], len(rows)] == ids
     with pytest.raises(ValueError, match=name):
         load_code_dataset(name, "test[1000:]")
-    assert ("cannot be reached" in caplog.text) == ("/" in name)
+    assert ("cannot be reached" in capsys.readouterr().err) == ("/" in name)

@@ -199,7 +199,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _log_advantages(self, turns: Trees) -> None:
         """Adds the mean and deviation of the advantages to the next log entry, before they are standardized."""
-        values: dict[tuple[str, int], list[float]] = {}
+        values = {}
         for role, (turn, nodes) in product(self.team.trained_roles, enumerate(turns)):
             own = (critic_advantages(node, self.critic_of(role), role) for node in acting(role, nodes))
             values[role, turn] = [*chain.from_iterable(own)]

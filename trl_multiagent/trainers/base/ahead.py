@@ -188,7 +188,7 @@ def items_of(trainer: Any, step: int) -> list[dict]:
     """Returns the items of this process in an optimizer step, which its dataloader gives later."""
     size, data = trainer.args.items_per_device, trainer.train_dataset
     epoch, k = divmod(step, trainer.args.steps_per_epoch(len(data)))
-    sampler = trainer._get_train_sampler()
+    sampler = trainer._get_train_sampler(data)
     sampler.set_epoch(epoch)
     start = (k * trainer.args.world_size + trainer.args.process_index) * size
     return [data[k] for k in itertools.islice(sampler, start, start + size)]

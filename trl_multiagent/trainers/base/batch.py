@@ -27,10 +27,12 @@ Advantages = list[list[dict[str, torch.Tensor]]]  # of each agent's completions 
 
 def moved(values: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
     """Copies the tensors among some values from the CPU to a device. The host does not wait for a GPU."""
-    tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
-    if device.type != "cuda":
-        return {name: x.to(device) for name, x in tensors.items()}
-    return {name: x.pin_memory().to(device, non_blocking=True) for name, x in tensors.items()}
+    on_gpu = device.type == "cuda"
+    return {
+        name: (x.pin_memory() if on_gpu else x).to(device, non_blocking=on_gpu)
+        for name, x in values.items()
+        if isinstance(x, torch.Tensor)
+    }
 
 
 @dataclass

@@ -120,9 +120,9 @@ def verify_checkpoint(folder: str | Path) -> dict[str, Any]:
     """
     state = read_checkpoint(folder)
     saved, root = state["checksums"], Path(folder)
-    names = {*saved, *(path.relative_to(root).as_posix() for path in root.rglob("*config.json"))}
-    here = checksums_of(root, sorted(names))
-    damaged = ", ".join(name for name in sorted(names) if here.get(name) != saved.get(name))
+    names = sorted({*saved, *(path.relative_to(root).as_posix() for path in root.rglob("*config.json"))})
+    here = checksums_of(root, names)
+    damaged = ", ".join(name for name in names if here.get(name) != saved.get(name))
     if damaged:
         raise CheckpointError(f"{folder} is damaged: missing, or changed since it was saved: {damaged}. {ADVICE}")
     if state["weights_only"]:
@@ -152,8 +152,7 @@ def publish(unfinished: Path, finished: Path, **entries: Any) -> None:
     its final place. Only then does it count as a checkpoint.
     """
     names = sorted(path.relative_to(unfinished).as_posix() for path in unfinished.rglob("*"))
-    state = {**entries, "checksums": checksums_of(unfinished, names)}
-    write_json(unfinished / STATE_FILE, state)
+    write_json(unfinished / STATE_FILE, {**entries, "checksums": checksums_of(unfinished, names)})
     for path in (*unfinished.rglob("*"), unfinished):
         flush(path)
     if finished.exists():
@@ -224,7 +223,11 @@ def describe_run(
     adapters are left out.
     """
     uncompared = {field.name for field in dataclasses.fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
-    arguments = {name: value for name, value in args.to_dict().items() if name not in uncompared}
+    arguments = {
+        name: value
+        for name, value in args.to_dict().items()
+        if name not in uncompared and not name.startswith(args.free_on_resume)
+    }
     plugin = args.deepspeed_plugin
     of_team: dict[str, Any] = {}
     if team is not None:
@@ -248,7 +251,7 @@ def describe_run(
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
         "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-        **{name: value for name, value in arguments.items() if not name.startswith(args.free_on_resume)},
+        **arguments,
     }
     return json.loads(json.dumps(settings, default=str))
 
@@ -288,7 +291,6 @@ class CheckpointMixin(Trainer):
     """
 
     optimizer: Any
-    lr_scheduler: Any
     ref_model: Any = None  # the reference policy, if it is a separate model
     _metrics: Any  # by mode and name: the values that have not been logged yet
     _tr_loss: Any  # sum of the losses since the last log

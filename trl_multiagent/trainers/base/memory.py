@@ -210,13 +210,13 @@ def size_of(
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
     policies = team.policies
-    with_adapters: list[Any] = [x for x in team.models.values() if isinstance(x, PeftModel)]
+    with_adapters = [x for x in team.models.values() if isinstance(x, PeftModel)]
     of_adapters = {id(x) for model in with_adapters for x in other_adapters(model, ())}
     base = [x for model in with_adapters for x in model.parameters() if id(x) not in of_adapters]
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
     largest = max(numbers, key=numbers.__getitem__)
     trained = count(x for x in team.parameters() if x.requires_grad)
-    own = [of_agent for of_agent in prompts if of_agent] or [[[]]]
+    own = [*filter(None, prompts)] or [[[]]]
     of_longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
     return Size(
         trained=trained,

@@ -239,10 +239,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     @property
     def joint_actions_per_node(self) -> int:
         """The number of joint actions of one node: G (align), G^N (cross), or 1 in episodes."""
-        if self.branching == "episodes":
-            return 1
         if self.joint_mode == "align" or self.num_agents == 1:
-            return self.num_generations
+            return self.completions_per_node
         if self.num_agents is None:
             raise ValueError("`joint_mode='cross'` with several turns needs `num_agents` for the size of the tree.")
         return self.num_generations**self.num_agents

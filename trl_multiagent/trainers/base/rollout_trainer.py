@@ -236,11 +236,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             dataset = repeat_iterable_dataset(stream, 1, size * self.args.world_size, self.num_iterations)
         return self._get_dataloader(dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, dataset: Dataset) -> Sampler:
         # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
         # of them use
         return EpochSampler(
-            data_source=self.train_dataset if dataset is None else dataset,
+            data_source=dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
             repeat_count=self.num_iterations,
@@ -494,7 +494,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _accumulate(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Adds up the gradients of the micro-batches. Only the last backward exchanges gradients between processes."""
-        loss, state = torch.zeros((), device=self.accelerator.device), self.accelerator.gradient_state
+        loss, state = 0.0, self.accelerator.gradient_state
         for k, batch in enumerate(self._buffered_inputs, start=1):
             state._set_sync_gradients(k == len(self._buffered_inputs))
             waits = not state.sync_gradients and not self.is_deepspeed_enabled
@@ -593,9 +593,9 @@ def check_inputs(
 def check_team(team: AgentTeam, environment: Environment, num_agents: int | None) -> None:
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
-        type_name = type(environment).__name__
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{type_name}`: `@workflow(roles=...)` makes a function one."
+            f"`environment` must be an `Environment`, got `{type(environment).__name__}`: `@workflow(roles=...)` "
+            "makes a function one."
         )
     check_roles(environment.roles)
     team.check_roles_of(environment)

@@ -189,20 +189,20 @@ def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], arg
         ValueError: a trained weight has 16 bits and the optimizer rounds to the nearest number, or the optimizer
             rounds stochastically and there is nothing to round.
     """
-    low = {name: x for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)}
+    low = [(name, x.dtype) for name, x in weights if x.requires_grad and x.dtype in (torch.bfloat16, torch.float16)]
     if args.rounds_stochastically:
         if not low:
             raise ValueError(
                 "`bf16_stochastic_round` in `optim_args` is for trained weights in bfloat16, but they are float32: "
                 "load the model with `dtype='bfloat16'`, or remove it. LoRA adapters are always float32."
             )
-        low = {name: x for name, x in low.items() if x.dtype == torch.float16}  # torchao rounds bfloat16 alone
+        low = [(name, dtype) for name, dtype in low if dtype == torch.float16]  # torchao rounds bfloat16 alone
     has_float32_copy = args.deepspeed_plugin is not None and (args.bf16 or args.fp16)
     if has_float32_copy or not low:
         return
-    name, weight = next(iter(low.items()))
+    name, dtype = low[0]
     raise ValueError(
-        f"The trained weight {name!r} is {str(weight.dtype).removeprefix('torch.')}, in which small updates are lost: "
+        f"The trained weight {name!r} is {str(dtype).removeprefix('torch.')}, in which small updates are lost: "
         "load the model with `dtype='float32'`, and set `bf16=True` to compute in bfloat16. Where memory forbids "
         "this, keep bfloat16 with `optim='adamw_torch_8bit'` and `optim_args='bf16_stochastic_round=True'`."
     )

@@ -59,7 +59,6 @@ class CommonTrainerMixin(CheckpointMixin):
     """
 
     deepspeed: Any  # the engine; `None` before a training
-    model_wrapped: Any
     _evaluated: RolloutTotals  # of the batches of the current evaluation so far
     _was_given_optimizer = False
 

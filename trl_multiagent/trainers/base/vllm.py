@@ -22,7 +22,7 @@ from typing import Any, cast, get_args
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object, patch_environment
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from safetensors.torch import save_file
 from torch import distributed
 from transformers import PreTrainedModel, set_seed
@@ -35,7 +35,7 @@ from trl_multiagent.console import install_command
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.distributed import error_barrier
 from trl_multiagent.models.generation import Completion, Sampled
-from trl_multiagent.models.pretrained import adapter_parameters
+from trl_multiagent.models.pretrained import adapter_parameters, temporarily_set
 from trl_multiagent.rollout.sampler import TurnPrompts
 from trl_multiagent.rollout.tree import grouped
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
@@ -119,15 +119,13 @@ class AgentGeneration(VLLMGeneration):
     def _start_engine(self, **arguments: Any) -> None:
         """Starts the engine. TRL creates it, but cannot pass these arguments to `vllm.LLM`."""
         engine_class = vllm_generation.LLM
-        keeps_weights = isinstance(self, AdapterGeneration)
-        vllm_generation.LLM = lambda **given: Engine(
-            engine_class(**given, dtype=self.dtype, **arguments), self.stop_strings, keeps_weights
-        )
-        try:
-            with launch_variables(self.accelerator.num_processes):
-                super()._init_vllm()
-        finally:
-            vllm_generation.LLM = engine_class
+
+        def start(**given: Any) -> Engine:
+            llm = engine_class(**given, dtype=self.dtype, **arguments)
+            return Engine(llm, self.stop_strings, keeps_weights=isinstance(self, AdapterGeneration))
+
+        with temporarily_set(vllm_generation, LLM=start), launch_variables(self.accelerator.num_processes):
+            super()._init_vllm()
 
     # Weights
 
@@ -291,7 +289,7 @@ class AdapterGeneration(AgentGeneration):
         """The smallest value of vLLM's setting `max_lora_rank` that is sufficient for all adapters."""
         from vllm.config.lora import MaxLoRARanks
 
-        configs = [cast(LoraConfig, self.model.peft_config[role]) for role in self.roles]
+        configs = [self.model.peft_config[role] for role in self.roles]
         rank = max(rank for config in configs for rank in (config.r, *(config.rank_pattern or {}).values()))
         return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
 
@@ -299,7 +297,8 @@ class AdapterGeneration(AgentGeneration):
         super()._start_engine(enable_lora=True, max_loras=len(self.roles), max_lora_rank=self._rank, **arguments)
 
     def _send(self, owner: str, together: bool) -> None:
-        is_colocated, shares = self.mode == "colocate", self.mode == "colocate" and together
+        is_colocated = self.mode == "colocate"
+        shares = is_colocated and together
         writes = self.accelerator.is_local_main_process if shares else is_colocated or self.accelerator.is_main_process
         folder = None
         if shares:  # one process writes for all processes of its node, which read after the next barrier
@@ -307,7 +306,7 @@ class AdapterGeneration(AgentGeneration):
             folder = cast(Path, self.node_folder) / f"{owner}-shared-{self.num_shared}"
         elif writes:
             folder = self._new_folder(owner)
-        with self._dist.gather_params(adapter_parameters(cast(PeftModel, self.model), owner)):
+        with self._dist.gather_params(adapter_parameters(self.model, owner)):
             if writes:
                 self.model.save_pretrained(str(folder), selected_adapters=[owner], save_embedding_layers=False)
         if folder is None:
@@ -402,8 +401,8 @@ class VLLMGenerator:
         end_tokens = {role: team.end_tokens(role) for role in team.roles}
         self.trainer = trainer
         self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
-        self.max_new_tokens: int = trainer.args.max_completion_length
-        self.stop_strings: Mapping[str, Sequence[str]] = trainer.args.stop_strings or {}
+        self.max_new_tokens = trainer.args.max_completion_length
+        self.stop_strings = trainer.args.stop_strings or {}
 
     def generate(self, turn: TurnPrompts) -> Sampled:
         self.send(turn.prompt_ids)
@@ -506,7 +505,7 @@ def shared_answers(
         return ask(prompts)
     shares: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(shares, prompts, group=group)
-    answers: list[Any] = [ask({role: [ids for share in shares for ids in share[role]] for role in prompts})]
+    answers = [ask({role: [ids for share in shares for ids in share[role]] for role in prompts})]
     distributed.broadcast_object_list(answers, src=distributed.get_global_rank(group, 0), group=group)
     own = {}
     for role in prompts:
@@ -575,7 +574,7 @@ def make_generations(
     `eos_token_ids`: the only tokens that end a completion.
     """
     groups = [*grouped((model, role) for role, model in policies.items()).values()]
-    urls: Sequence[str | None] = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
+    urls = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
         model = policies[roles[0]]
@@ -606,7 +605,7 @@ def make_generations(
             **{name: getattr(args, name) for name in SAME_NAMES},
             logprobs=0,
             generation_kwargs={
-                **cast(dict, args.generation_kwargs or {}),
+                **(args.generation_kwargs or {}),
                 "stop_token_ids": eos_token_ids[roles[0]],
                 "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
             },
