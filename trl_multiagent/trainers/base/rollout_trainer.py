@@ -236,11 +236,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             dataset = repeat_iterable_dataset(stream, 1, size * self.args.world_size, self.num_iterations)
         return self._get_dataloader(dataset, "Training", size, sampler_fn=sampler, is_training=True)
 
-    def _get_train_sampler(self, dataset: Dataset) -> Sampler:
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
         # of them use
         return EpochSampler(
-            data_source=dataset,
+            data_source=self.train_dataset if dataset is None else dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
             repeat_count=self.num_iterations,
