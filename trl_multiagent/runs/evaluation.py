@@ -75,7 +75,7 @@ def run_evaluation(
     with end_on_wrong_input(prog):
         evaluation = parse_evaluation(task, argv, prog, cross_play)
         config, state = evaluation.config, start_processes()
-        start_logging(evaluation.settings, config.disable_tqdm, state.is_main_process)
+        start_logging(evaluation.settings, config.disable_tqdm)
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
         controls = {} if config.control is None else make_controls(evaluation, config.control, task)

@@ -248,7 +248,7 @@ def prepare_training(settings: Settings) -> PreparedRun:
     with end_on_wrong_input(settings.prog):
         training_args = make_training_args(settings)
         run = prepare_run(settings, training_args)
-    start_logging(run, training_args.disable_tqdm, training_args.process_index == 0)
+    start_logging(run, training_args.disable_tqdm)
     return run
 
 
@@ -310,12 +310,12 @@ def check_results(settings: Settings, args: Any) -> None:
     settings.notes += missing
 
 
-def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool) -> None:
+def start_logging(settings: Settings, disable_tqdm: bool) -> None:
     """Shows this package's messages and the notes about the settings, in the main process."""
     logging.basicConfig(format="%(message)s")
     if disable_tqdm:
         hide_progress_bars()
-    if is_main_process:
+    if PartialState().is_main_process:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in settings.notes:
             print(f"{settings.prog}: note: {note}", file=sys.stderr)

@@ -84,7 +84,7 @@ def run_preferences(settings: Settings) -> None:
         run = PreferenceRun(settings)
     prepared = run.prepared
     go_on = [] if prepared.has_named_folder else ["--output_dir", run.args.output_dir]
-    start_logging(prepared, run.args.disable_tqdm, run.state.is_main_process)
+    start_logging(prepared, run.args.disable_tqdm)
     prepared.introduce()
     with end_on_signal(prog, go_on), prepared.reservation:
         with end_on_wrong_input(prog):
@@ -505,7 +505,7 @@ def run_reward_model(settings: Settings) -> None:
         check_results(settings, args)
         environment = make_environment(settings, Path(args.output_dir))
         preferences = load_preferences(name, environment.roles)
-        start_logging(settings, args.disable_tqdm, args.process_index == 0)
+        start_logging(settings, args.disable_tqdm)
         if settings.dry_run:
             pairs = f"{name}, {len(preferences)} pairs"
             return print_plan({"starts from": base, "preferences": pairs, "folder": args.output_dir})
