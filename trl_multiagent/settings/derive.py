@@ -390,13 +390,12 @@ def make_training_args(settings: Settings, config_class: type | None = None, **c
     value.
     """
     algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
-    names = {field.name for field in fields(config_class)}  # the section may be about a collection, too
+    arguments = settings.arguments_of(config_class) | changes  # the section may be about a collection, too
     if algorithm in ITERATIVE:
-        names -= {"num_iterations"}  # the rounds; to a trainer, it is the number of steps on each batch
-    if "num_agents" in names:
-        changes["num_agents"] = settings.num_policies
-    arguments = {name: value for name, value in settings.arguments.items() if name in names} | changes
-    given = {name: value for name, value in settings.values[algorithm].items() if name in names}
+        arguments.pop("num_iterations", None)  # the rounds; to a trainer, it is the number of steps on each batch
+    if "num_agents" in arguments:
+        arguments["num_agents"] = settings.num_policies
+    given = {name: value for name, value in settings.values[algorithm].items() if name in arguments}
     with argument_errors(algorithm, given, arguments):
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         more = batch_arguments(settings, args)
