@@ -7,6 +7,7 @@ the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -216,8 +217,7 @@ def plan_size(run: PreparedRun, environment: Environment, items: Sequence[dict])
         from trl_multiagent.trainers.base.actor_critic_trainer import add_critics
 
         add_critics(team, args)
-    measured = [items[k] for k in range(min(len(items), MEASURED_ITEMS))]
-    prompts = first_prompts(args, team, environment, measured)
+    prompts = first_prompts(args, team, environment, [*itertools.islice(items, MEASURED_ITEMS)])
     longest = max((len(ids) for of_role in prompts for ids in of_role), default=0)
     longest += args.num_turns * args.max_completion_length
     size = size_of(team, reference, prompts, longest, not router_loss_coefs(team, args))
