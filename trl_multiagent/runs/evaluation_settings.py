@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from trl_multiagent.environments.prompt_files import PromptFiles
 from trl_multiagent.environments.prompt_files import is_text as is_template
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
+from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model, last_checkpoint
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import algorithm_of, choose_task, settings_of
@@ -29,6 +29,7 @@ from trl_multiagent.settings.read import (
     config_file,
     parse_overrides,
     parse_value,
+    pop_path,
     read_yaml,
     renamed,
     resolve,
@@ -68,8 +69,10 @@ LEFT_OUT = (
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = [*SAMPLING_FIELDS, *"chat_template_kwargs discount reward_none num_agents collaboration_mode".split()]
-USED += ["generation_token_budget"]
+USED = {
+    *SAMPLING_FIELDS,
+    *"chat_template_kwargs discount reward_none num_agents collaboration_mode generation_token_budget".split(),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +227,7 @@ def safe_settings(
     own: Task | None,
     config: str,
     arguments: argparse.Namespace,
-    used: Sequence[str] | None = None,
+    used: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """
     Reads the settings in a team's `config.yaml` that an evaluation uses. Unless the file of --config has the same
@@ -235,7 +238,7 @@ def safe_settings(
         own (`Task`, *optional*): The program's task.
         config (`str`): Path of the team's file.
         arguments (`argparse.Namespace`): The command line.
-        used (`Sequence[str]`, *optional*): Settings in the algorithm's section that count; by default all.
+        used (`Collection[str]`, *optional*): Settings in the algorithm's section that count; by default all.
 
     Raises:
         ConfigError: the file asks for something else.
@@ -261,8 +264,7 @@ def safe_settings(
                 continue
             known = sections.get(section, {}).get(key)
             is_safe = check_safe(path, value, section in texts or path in texts, known.choices if known else ())
-            same = trusted.get(section) if not has_keys else (trusted.get(section) or {}).get(key)
-            if not is_safe and same != value:
+            if not is_safe and pop_path(trusted, path) != value:
                 raise ConfigError(consent(path, value, config))
             if has_keys:
                 kept.setdefault(section, {})[key] = value
@@ -318,9 +320,9 @@ def find_team(text: str) -> str:
         if read_yaml(find_config(str(saved))) != written:
             raise ConfigError(f"{text} saved its team in {saved}, which now has the team of another run.")
         return str(saved)
-    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
-    if checkpoints:
-        return str(max(checkpoints, key=lambda x: int(x.name[11:])))
+    checkpoint = last_checkpoint(text)
+    if checkpoint and (Path(checkpoint) / TEAM_FILE).is_file():
+        return checkpoint
     raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.")
 
 
