@@ -401,7 +401,10 @@ class Evaluation:
         """Sends a message to a process, answers its calls, and returns its answer."""
         process.send(message)
         while "call" in (answer := process.receive()):
-            reply = self._call_back(answer, process.references)
+            try:
+                reply = wire.answer_call(answer, process.references)
+            except Exception as error:  # of a function that the checks passed to the candidate
+                reply = {"raised": wire.describe(error)}
             if process not in (self.process, self.helper):
                 raise Died("the program's process was ended in a call within this one")
             process.send(reply)
@@ -428,13 +431,6 @@ class Evaluation:
     def _stand_in(self, references: References, number: int, is_function: bool) -> Any:
         """Returns the program's function of this number, for the checks."""
         return lambda *args, **kwargs: self.call(number, args, kwargs)
-
-    def _call_back(self, request: dict, references: References) -> dict:
-        """Calls a function that the checks passed to the candidate."""
-        try:
-            return wire.answer_call(request, references)
-        except Exception as error:
-            return {"raised": wire.describe(error)}
 
     def note(self, act: str) -> None:
         """Records a suspicious act."""
