@@ -24,6 +24,7 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import LoraConfig, PeftConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
+from transformers.utils import flatten_dict
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
@@ -38,7 +39,7 @@ from trl_multiagent.preferences.collection import collect_preferences, load_pref
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import ITEM_ID, ROUND, columns_of
-from trl_multiagent.report.run_page import OWN_SECTIONS, by_path
+from trl_multiagent.report.run_page import OWN_SECTIONS
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
@@ -207,10 +208,10 @@ def evaluate(now: Round) -> None:
             metrics = trainer.evaluate()
         now.results["eval"] = {name.removeprefix("eval_"): value for name, value in metrics.items()}
         reward = now.results["eval"]["reward"]
-    counts = (
-        f"{collection['candidates_scored']} answers scored, {collection['pairs']} pairs, {len(now.pairs)} trained on"
+    run.say(
+        f"Round {now.number + 1}: {collection['candidates_scored']} answers scored, {collection['pairs']} pairs, "
+        f"{len(now.pairs)} trained on, held-out reward {reward:.3f}"
     )
-    run.say(f"Round {now.number + 1}: {counts}, held-out reward {reward:.3f}")
 
 
 def save(now: Round) -> None:
@@ -278,7 +279,7 @@ class PreferenceRun:
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
         advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = by_path({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
+        decisive = flatten_dict({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
         for name in FREE_KEYS:
             decisive.pop(f"{algorithm}.{name}", None)
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides

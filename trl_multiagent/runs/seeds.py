@@ -77,11 +77,11 @@ def train_with_seeds(
             print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
             return subprocess.run(commands[runs[0].name]).returncode, runs
         from accelerate import PartialState
+        from transformers.utils import flatten_dict
 
         from trl_multiagent.jobs.stage import Stage
-        from trl_multiagent.report.run_page import by_path
 
-        shared = by_path(settings.merged)
+        shared = flatten_dict(settings.merged)
         for path in (f"{algorithm}.output_dir", "output.base_dir"):
             shared.pop(path, None)
         advice = "choose another --output_dir"
