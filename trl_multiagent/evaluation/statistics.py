@@ -18,7 +18,7 @@ import numpy as np
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import Policy
-from trl_multiagent.rollout.tree import mean_of_known
+from trl_multiagent.rollout.tree import grouped, mean_of_known
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
@@ -227,10 +227,8 @@ class Result:
 
 def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
     """Computes the values of each item from the transcripts of a policy, see [`~play.play_policy`]."""
-    episodes: list[list[Records]] = [[] for _ in range(num_items)]
-    for record in records:
-        episodes[record["item"]].append(record["turns"])
-    by_item = [item_values(turns, config) for turns in episodes]
+    episodes = grouped((record["item"], record["turns"]) for record in records)
+    by_item = [item_values(episodes[item], config) for item in range(num_items)]
     num_turns = max(len(record["turns"]) for record in records)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges:

@@ -107,17 +107,17 @@ def play_and_report(
     """Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends."""
     config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
-    results = {}
+    results = []
     for policy in policies:
         with end_on_wrong_input(prog):
             records = play_policy(policy, items, config, accelerator)
         if accelerator.is_main_process:
-            results[policy.name] = compute_result(policy, records, len(items), config)
+            results.append(compute_result(policy, records, len(items), config))
     if accelerator.is_main_process:
         environment = policies[0].environment
         dataset = asdict(evaluation.settings.sections["dataset"])
         facts = {"dataset": dataset, "environment": repr(environment)}
-        report = Report(config, list(results.values()), len(items), facts, cost_note(controls) if controls else "")
+        report = Report(config, results, len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
         print(report.table())
