@@ -54,7 +54,7 @@ from trl_multiagent.runs.prepared import (
 )
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
-from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
+from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, import_class
 from trl_multiagent.settings.derive import Settings, argument_errors, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import AUTO, PEFT_DEFAULTS, RewardSettings
@@ -267,7 +267,7 @@ class PreferenceRun:
             )
         if self.in_rounds and self.preference_dataset:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
-        self.args = args = make_training_args(settings, ALGORITHMS[self.trained_with].config_class(), **processed)
+        self.args = args = make_training_args(settings, self.trained_with, **processed)
         self.prepared = run = prepare_run(settings, args)
         changes = {"disable_tqdm": args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
@@ -366,7 +366,7 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
             args.output_dir, args.push_to_hub = str(folder), False
         checkpoint = prepared.resume_from_checkpoint or last_checkpoint(folder)
         forget_engine()
-        now.trainer = trainer = ALGORITHMS[run.trained_with].trainer_class()(
+        now.trainer = trainer = import_class(ALGORITHMS[run.trained_with].trainer)(
             team=prepared.load_team(run.roles, now.source),
             environment=environment,
             args=args,

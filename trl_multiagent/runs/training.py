@@ -18,7 +18,7 @@ from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
 from trl_multiagent.team.agent_team import AgentTeam
@@ -53,7 +53,7 @@ def train(
 ) -> None:
     """Trains a team and saves it. `callback` makes an additional callback from the trainer."""
     with end_on_wrong_input(run.prog):
-        trainer = ALGORITHMS[run.algorithm].trainer_class()(
+        trainer = import_class(ALGORITHMS[run.algorithm].trainer)(
             team=team,
             environment=environment,
             args=run.training_args,

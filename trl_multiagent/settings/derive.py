@@ -25,6 +25,7 @@ from trl_multiagent.settings.algorithms import (
     ITERATIVE,
     PREFERENCE_ALGORITHMS,
     SINGLE_AGENT,
+    import_class,
 )
 from trl_multiagent.settings.read import HISTORY, ConfigError, Layer, check, config_errors
 from trl_multiagent.settings.schema import (
@@ -384,12 +385,13 @@ def complete_critics(settings: Settings) -> None:
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
+def make_training_args(settings: Settings, trained_with: str | None = None, **changes: Any) -> Any:
     """
-    Makes the trainer's arguments with `config_class`, by default the algorithm's. Raises `ConfigError` if it refuses a
-    value.
+    Makes the arguments of the algorithm's trainer, or of the trainer of the algorithm `trained_with`. Raises
+    `ConfigError` if their class refuses a value.
     """
-    algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
+    algorithm = settings.algorithm
+    config_class = import_class(ALGORITHMS[trained_with or algorithm].config)
     arguments = settings.arguments_of(config_class) | changes  # the section may be about a collection, too
     if algorithm in ITERATIVE:
         arguments.pop("num_iterations", None)  # the rounds; to a trainer, it is the number of steps on each batch
