@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.code.sandbox import Check, Sandbox
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox import Check, Sandbox, read_asserts
 from trl_multiagent.console import MAX_TEXT, shown_line
 from trl_multiagent.environments.base import (
     PASSED_HIDDEN,

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS, called_name, first_line
-from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox import Program, Verdict, read_asserts
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from trl_multiagent.code.dependencies import IMPORTS, called_name, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
-from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.program import EXPERIMENTS, read_asserts
+from trl_multiagent.code.sandbox import EXPERIMENTS, Program, Verdict, read_asserts
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts, read_problem
