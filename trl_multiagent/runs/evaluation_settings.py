@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.environments.imports import TASKS
-from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.prompt_files import is_text as is_template
+from trl_multiagent.environments.prompt_files import PromptFiles, is_template
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
 from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model, last_checkpoint
