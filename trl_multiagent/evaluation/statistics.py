@@ -66,7 +66,7 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
     interval of the teams' means over the items, with one degree of freedom less than teams. Both are combined by the
     method of variance estimates recovery (Zou and Donner, 2008, Statistics in Medicine 27): on either side, the
     distance from the mean is the root of the sum of the squared distances. If one of the two intervals does not exist,
-    because all items or all teams have the same mean, the other one is taken.
+    because all items or all teams have the same mean, or there is one team, the other one is taken.
 
     Args:
         values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's
@@ -79,23 +79,20 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
     Returns:
         `list[Estimate]`: One per metric.
     """
-    num_teams, _, num_metrics = values.shape
     draws = (config.num_bootstraps, config.confidence, config.seed)
-    item_means = nan_mean(values, axis=0)
+    item_means, team_means = nan_mean(values, axis=0), nan_mean(values, axis=1)
     limits = np.array(bounds, dtype=float).T
     student = np.transpose([t_interval(column, config.confidence) for column in item_means.T])
     suited = student.copy()
     bounded = np.isfinite(limits).all(axis=0)
     suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], *draws)
-    means = nan_mean(values.reshape(-1, num_metrics), axis=0)
+    means = nan_mean(values.reshape(-1, len(bounds)), axis=0)
+    radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
     ends = []
     for intervals in (suited, student):
         distances = np.abs(intervals - nan_mean(item_means, axis=0))
-        if num_teams > 1:
-            team_means = nan_mean(values, axis=1)
-            radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
-            combined = np.sqrt(distances**2 + np.square(radius))
-            distances = np.where(np.isnan(combined), np.fmax(distances, radius), combined)
+        combined = np.sqrt(distances**2 + np.square(radius))
+        distances = np.where(np.isnan(combined), np.fmax(distances, radius), combined)
         ends += [means - distances[0], means + distances[1]]
     low, high = np.clip(ends[:2], *limits)
     return [Estimate(*map(float, x)) for x in zip(means, low, high, *ends[2:], strict=True)]

@@ -322,8 +322,7 @@ def summarize_cross_play(
     per_pair = values.mean(axis=0)
     is_together = np.eye(num_runs, dtype=bool)
     together, mixed = per_pair[is_together].mean(axis=0), per_pair[~is_together].mean(axis=0)
-    ends = [result.bounds(metric) for result in results.values()]
-    low, high = min(x for x, _ in ends), max(x for _, x in ends)
+    low, high = first.bounds(metric)  # all teams play one environment
     diagonal, rest, difference = estimates(
         np.stack([together, mixed, together - mixed], axis=1)[None],
         [(low, high), (low, high), (low - high, high - low)],
