@@ -459,7 +459,6 @@ class Control:
             check_run(run, environment, train_dataset)
             if self.stage.state.is_main_process:
                 self.stage.begin()
-            team = run.load_team(environment.roles)
             answers = args.rows_per_item * run.items_per_step  # of one batch of trees, in all processes
             args.max_steps = math.ceil(self.cost.env_steps / answers) * args.num_iterations
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
@@ -472,7 +471,7 @@ class Control:
                     flush=True,
                 )
             stop = partial(StopWhenSpent, cost=self.cost)
-            train(run, environment, team, train_dataset, None, stop)
+            train(run, environment, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 
