@@ -525,10 +525,12 @@ def make_args(settings: Settings) -> JointRewardConfig:
         raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
     if model.is_quantized:
         raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are for teams.")
-    values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
-    values |= settings.arguments_of(JointRewardConfig)
     has_base = model.torch_dtype and (model.use_peft or settings.has_peft_section)  # of an adapter
-    values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
+    values = {
+        "output_dir": str(Path(settings.output.base_dir) / SECTION),
+        **settings.arguments_of(JointRewardConfig),
+        "model_init_kwargs": ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model),
+    }
     return checked_args(SECTION, settings.values[SECTION], values)
 
 
