@@ -33,6 +33,7 @@ from trl_multiagent.code.dependencies import (
     IMPORTS,
     PARSE_ERRORS,
     all_tables,
+    binds_of,
     bound_names,
     called_name,
     depth,
@@ -238,7 +239,7 @@ def read_repair(completion: str, item: dict) -> str:
     Returns the faulty program with the function of a completion, which need not repeat what stands around it.
     """
     code = read_function(completion, item["entry_point"])
-    own = set().union(*(statement.binds for statement in code.statements))
+    own = binds_of(code.statements)
     before, after = list[str](), list[str]()
     part = before
     for node in ast.parse(item["faulty"]).body:

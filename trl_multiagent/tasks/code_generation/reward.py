@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trl_multiagent.code.dependencies import IMPORTS, called_name, names_in
+from trl_multiagent.code.dependencies import IMPORTS, binds_of, called_name, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
 from trl_multiagent.code.sandbox import EXPERIMENTS, Program, Verdict, read_asserts
@@ -435,8 +435,8 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     if not (aux.defined and main.defined) or aux.error or main.error:
         return False
     statements = (*aux.statements, *main.statements)
-    replaced = any(AUX in statement.binds for statement in main.statements)
-    return not replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
+    is_replaced = AUX in binds_of(main.statements)
+    return not is_replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
 
 
 def _size_share(aux: Code, main: Code) -> float:
