@@ -307,7 +307,7 @@ def rename(algorithm: str, layer: Layer) -> None:
     for path, spellings in VALUES.items():
         value = pop_path(layer, path)
         if value is not MISSING:
-            set_path(layer, path, spellings.get(value, value) if isinstance(value, str) else value)
+            set_path(layer, path, spellings.get(str(value), value))
 
 
 def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
