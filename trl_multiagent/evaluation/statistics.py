@@ -79,13 +79,14 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
     Returns:
         `list[Estimate]`: One per metric.
     """
-    draws = (config.num_bootstraps, config.confidence, config.seed)
     item_means, team_means = nan_mean(values, axis=0), nan_mean(values, axis=1)
     limits = np.array(bounds, dtype=float).T
     student = np.transpose([t_interval(column, config.confidence) for column in item_means.T])
     suited = student.copy()
     bounded = np.isfinite(limits).all(axis=0)
-    suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], *draws)
+    suited[:, bounded] = bounded_intervals(
+        item_means[:, bounded], limits[:, bounded], config.num_bootstraps, config.confidence, config.seed
+    )
     means = nan_mean(values.reshape(-1, len(bounds)), axis=0)
     radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
     ends = []

@@ -454,8 +454,10 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             raise ValueError(f"{path} holds no dataset, or an unfinished collection: start that again to finish it.")
         preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_file() or path.is_absolute() or name.count("/") != 1:
-        advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
-        raise FileNotFoundError(f"There are no preferences in {name}. Give {advice}.")
+        raise FileNotFoundError(
+            f"There are no preferences in {name}. Give a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, "
+            "or an id on the Hub."
+        )
     else:
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)

@@ -186,12 +186,15 @@ class Report:
             rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", "", ""])
         lines = text_table(rows)
         if len(metrics) == 1:
-            problem = f"the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
-            lines.append(f"No pass@k: {problem}")
+            lines.append(
+                f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
+            )
         elif any("turn_2" in numbers for numbers in self.numbers.values()):
             hidden = " The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else ""
-            tests = "It counts all tests, also those that feedback has shown to the agents."
-            lines.append(f"pass@k is for the last turn. {tests}{hidden}")
+            lines.append(
+                "pass@k is for the last turn. It counts all tests, also those that feedback has shown to the agents."
+                f"{hidden}"
+            )
         return [*lines, COST_NOTE]
 
     def _components(self, result: Result) -> list[str]:

@@ -114,9 +114,7 @@ def play_and_report(
         if accelerator.is_main_process:
             results.append(compute_result(policy, records, len(items), config))
     if accelerator.is_main_process:
-        environment = policies[0].environment
-        dataset = asdict(evaluation.settings.sections["dataset"])
-        facts = {"dataset": dataset, "environment": repr(environment)}
+        facts = {"dataset": asdict(evaluation.settings.dataset), "environment": repr(policies[0].environment)}
         report = Report(config, results, len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)

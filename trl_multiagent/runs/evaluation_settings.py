@@ -173,8 +173,10 @@ def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, c
     arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
     config = arguments.config or next(filter(None, configs), None)
     if config is None and not (task is not None or arguments.dataset or arguments.override or arguments.task):
-        advice = "give the file of a training with --config, or the data with --dataset"
-        raise ConfigError(f"{arguments.teams[0]!r} is no folder of a run that tells the task: {advice}.")
+        raise ConfigError(
+            f"{arguments.teams[0]!r} is no folder of a run that tells the task: give the file of a training with "
+            "--config, or the data with --dataset."
+        )
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
     if config and not arguments.config:
@@ -199,8 +201,7 @@ def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, c
         if not arguments.config and other and read_yaml(other).get("dataset") != read_yaml(config).get("dataset")
     ]
     teams = name_teams(arguments.teams, locations, configs, settings.task)
-    complete = complete_config(settings, teams, cross_play)
-    return Evaluation(settings, complete, teams, base, arguments)
+    return Evaluation(settings, complete_config(settings, teams, cross_play), teams, base, arguments)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
@@ -215,7 +216,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
     changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
-        folder = Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
+        folder = Path(settings.output.base_dir) / "evaluation" / f"{teams[0].name}{more}"
         changes["output_dir"] = str(folder)
     with config_errors("section `evaluation`: "):
         return dataclasses.replace(config, **changes)

@@ -191,8 +191,10 @@ class PreparedRun(Settings):
             raise ConfigError(f"section `dataset`: {error}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
-            items = f"{len(train_dataset)} items, fewer than the {self.items_per_step} of one optimizer step"
-            raise ConfigError(f"`dataset.train_split` selects {items}. Lower `{self.algorithm}.items_per_device`.")
+            raise ConfigError(
+                f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of "
+                f"one optimizer step. Lower `{self.algorithm}.items_per_device`."
+            )
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
         return train_dataset, eval_dataset

@@ -272,8 +272,8 @@ class PreferenceRun:
         changes = {"disable_tqdm": args.disable_tqdm}
         changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
         if self.in_rounds:
-            given = arguments.get("policy_checkpoint_dir")
-            self.teams_folder = Path(given or run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER)
+            own_folder = run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
+            self.teams_folder = Path(arguments.get("policy_checkpoint_dir") or own_folder)
             changes["policy_checkpoint_dir"] = str(self.teams_folder)
             check_folder(f"`{algorithm}.policy_checkpoint_dir`", self.teams_folder)
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)

@@ -296,12 +296,11 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
     Prints the help of a recipe: common settings; with `full`, all of them (imports TRL).
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
-    known = algorithm_keys(algorithm)
-    usual = {name: text for name, text in USUAL.items() if name in known}
+    keys = algorithm_keys(algorithm, documented=full)
+    usual = {name: text for name, text in USUAL.items() if name in keys}
     if full:
         flags |= {name: key.help for name, key in keys_of(AgentModel).items()}
-        keys = algorithm_keys(algorithm, documented=True).items()
-        usual = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
+        usual = {name: f"{key.help} (default: {key.default})" for name, key in keys.items() if name not in flags}
     for title, texts in (
         ("flags for the model and the data, named as in TRL's scripts", flags),
         (f"flags that are also keys of the section '{algorithm}'", usual),

@@ -195,8 +195,9 @@ def check_settings(algorithm: str, task: Task, merged: Layer) -> Settings:
         raise ConfigError(f"`{algorithm}.collaboration_mode: centralized` is for several roles, but there is one.")
     if settings.agents is not None and len(settings.agents) != settings.num_policies:
         reason = "`collaboration_mode: centralized`" if settings.is_centralized else "`num_agents`"
-        counts = f"{len(settings.agents)} entries for {settings.num_policies} agents"
-        raise ConfigError(f"`agents` has {counts} ({reason}).")
+        raise ConfigError(
+            f"`agents` has {len(settings.agents)} entries for {settings.num_policies} agents ({reason})."
+        )
     return settings
 
 
@@ -323,8 +324,10 @@ def complete_arguments(settings: Settings) -> None:
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
     if precision in algorithm_keys(algorithm) and not {"bf16", "fp16"} & arguments.keys():
         arguments[precision] = True
-        compute = f"is the data type to compute in (`{algorithm}.{precision}: true`)"
-        notes.append(f"`agent_model.torch_dtype: {model.torch_dtype}` {compute}; trained weights are float32.")
+        notes.append(
+            f"`agent_model.torch_dtype: {model.torch_dtype}` is the data type to compute in "
+            f"(`{algorithm}.{precision}: true`); trained weights are float32."
+        )
     if settings.output.verbose:
         arguments.setdefault("log_completions", True)
     if settings.wandb.project:

@@ -255,8 +255,11 @@ def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:
     """Returns the metrics of a repair from its results on the hidden tests."""
     gained = (verdict.passed - item["faulty_passes"]) / (verdict.total - item["faulty_passes"])
     extra = changed_share(source, item["faulty"]) - changed_share(item["reference"], item["faulty"])
-    is_right = float(verdict.passed == verdict.total)
-    return {PASSED: is_right, "fix": max(0.0, gained), "rewritten": max(0.0, extra)}
+    return {
+        PASSED: float(verdict.passed == verdict.total),
+        "fix": max(0.0, gained),
+        "rewritten": max(0.0, extra),
+    }
 
 
 def changed_share(source: str, faulty: str) -> float:

@@ -162,8 +162,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
         examples |= shown_tests(item["prompt"], item["test"], entry_point)
         constants = dict.fromkeys([*examples.values(), *_test_constants(item["test"])])
         own = [constant for constant in constants if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
-    numbers = range(1, total + 1)
-    lines = [f"    assert {name} >= {number}" for name in ("trivial", "reference") for number in numbers]
+    lines = [f"    assert {name} > {number}" for name in ("trivial", "reference") for number in range(total)]
     source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
         source = f"{item['prompt']}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"

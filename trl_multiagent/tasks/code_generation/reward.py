@@ -169,8 +169,7 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True))
         for k in [k for k, x in verdicts.items() if analyses[k].is_opaque and x.definitions.status != "passed"]:
-            problem = f"`{items[k]['entry_point']}` cannot be called"
-            analyses[k] = replace(analyses[k], main_problem=problem)
+            analyses[k] = replace(analyses[k], main_problem=f"`{items[k]['entry_point']}` cannot be called")
             del programs[k], verdicts[k]
         shown = self._make_experiments(kinds, analyses, programs, verdicts, facts, trees)
         results = [

@@ -276,8 +276,7 @@ class Evaluation:
     def start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
-            error = f"the source has more than {wire.MAX_SOURCE} characters"
-            self.definitions = _result("error", "", error)
+            self.definitions = _result("error", error=f"the source has more than {wire.MAX_SOURCE} characters")
             raise GiveUp
         make = self.test_methods.stand_in if self.test_methods else self._stand_in
         self.references = References(make, self.job["unittest"])
