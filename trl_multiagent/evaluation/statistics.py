@@ -301,7 +301,7 @@ def turn_values(turns: Records, roles: Mapping[str, str | None], config: Evaluat
     return values
 
 
-def total_cost(records: Records, is_pipeline: bool = False) -> dict[str, float]:
+def total_cost(records: Records, is_pipeline: bool) -> dict[str, float]:
     """
     Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn, or for all
     in a pipeline. The wall time of a batch includes scoring.

@@ -141,7 +141,7 @@ def run_page(run: RunFiles, trees: list[Tree]) -> dict[str, Any]:
     }
 
 
-def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None = None) -> dict[str, Any]:
+def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the page that compares runs. `evaluation`: the JSON file of an evaluation of their teams."""
     groups = group_runs(runs)
     series = {name: [series_of(run.logs) for run in members] for name, members in groups.items()}

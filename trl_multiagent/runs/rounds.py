@@ -269,8 +269,10 @@ class PreferenceRun:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.args = args = make_training_args(settings, self.trained_with, **processed)
         self.prepared = run = prepare_run(settings, args)
-        changes = {"disable_tqdm": args.disable_tqdm}
-        changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
+        changes = {
+            "disable_tqdm": args.disable_tqdm,
+            "output_dir": self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER)),
+        }
         if self.in_rounds:
             own_folder = run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
             self.teams_folder = Path(arguments.get("policy_checkpoint_dir") or own_folder)
@@ -278,12 +280,16 @@ class PreferenceRun:
             check_folder(f"`{algorithm}.policy_checkpoint_dir`", self.teams_folder)
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
-        advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
         decisive = flatten_dict({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
-        for name in FREE_KEYS:
-            decisive.pop(f"{algorithm}.{name}", None)
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
-        self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
+        self.stage = Stage(
+            run.run_folder,
+            "run",
+            decisive,
+            self.state,
+            free=[f"{algorithm}.{name}" for name in FREE_KEYS],
+            advice=f"choose another folder, or set `{algorithm}.resume_changes: allow`",
+        )
         if learn_reward in self.stages:
             self.reward_base = reward.reward_model_name or settings.model_list[0]
             check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task.models)
@@ -549,7 +555,7 @@ def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) ->
 
 
 def train_reward_model(
-    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
+    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> None:
     """
     Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is

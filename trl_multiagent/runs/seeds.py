@@ -81,11 +81,14 @@ def train_with_seeds(
 
         from trl_multiagent.jobs.stage import Stage
 
-        shared = flatten_dict(settings.merged)
-        for path in (f"{algorithm}.output_dir", "output.base_dir"):
-            shared.pop(path, None)
-        advice = "choose another --output_dir"
-        stage = Stage(folder, "training with several seeds", shared, PartialState(), advice=advice)
+        stage = Stage(
+            folder,
+            "training with several seeds",
+            flatten_dict(settings.merged),
+            PartialState(),
+            free=(f"{algorithm}.output_dir", "output.base_dir"),
+            advice="choose another --output_dir",
+        )
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)

@@ -33,6 +33,7 @@ ZYGOTE_SECONDS = 60.0  # for the zygote's answers
 MAX_SLOWDOWN = 100
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
+CALL_ERRORS = (Exception, Timeout, Died)  # what a call of the candidate may raise
 
 
 def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
@@ -171,7 +172,7 @@ class Evaluation:
         try:
             self._start_helper()
             ablation.repeat()
-        except (Exception, Timeout, Died) as error:
+        except CALL_ERRORS as error:
             self._record(error)
         finally:
             self.end_candidate()
@@ -218,7 +219,7 @@ class Evaluation:
         self.namespace = namespace = vars(sys.modules["checks"])
         if self.job["folder"]:
             gc.collect()  # closes files of the last program's checks, which take space as long as they are open
-        namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
+        namespace["__caught__"] = (*CALL_ERRORS, CheckLost)
         namespace |= {"__begin__": self.begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
@@ -292,7 +293,7 @@ class Evaluation:
                 program["called"] = self.job["watch"][0]
             self.process = Process(self, 0, self.references)
             self._count_calls(self._define(self.process, program))
-        except (Exception, Timeout, Died) as error:
+        except CALL_ERRORS as error:
             self._record(error)
             self.definitions.status, self.definitions.error = outcome(error)
             raise GiveUp from error
@@ -353,7 +354,7 @@ class Evaluation:
             if self.ablation and function == 0:
                 return self.ablation.enter(lambda: self._ask(function, args, kwargs), args, kwargs)
             return self._ask(function, args, kwargs)
-        except (Exception, Timeout, Died, StepLost) as error:
+        except (*CALL_ERRORS, StepLost) as error:
             self._record(error)
             raise
         finally:
