@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.console import one_line
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.imports import TASKS, import_object
@@ -128,8 +127,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except ImportError as error:
         fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except OtherProcessError as error:
-        print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(1)
+        fail(prog, error, status=1)
     except Exception as error:  # libraries raise errors of many kinds
         if is_lost_process(error):
             fail(prog, f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}.")
@@ -309,7 +307,7 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
         for name, text in texts.items():
             group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
-    print(parser.format_help(), end="", file=sys.stdout)
+    parser.print_help()
 
 
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:

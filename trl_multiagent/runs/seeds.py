@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trl_multiagent.console import text_table
+from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.report.html import REPORT_FILE, write_page
@@ -226,7 +226,7 @@ def experiments() -> dict[str, dict[str, Any]]:
     Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`,
     rows of a table.
     """
-    return yaml.safe_load((files("trl_multiagent") / "data" / "experiments.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(read_data("experiments.yaml"))
 
 
 def run_experiment(

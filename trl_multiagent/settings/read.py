@@ -161,10 +161,10 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
         raise ConfigError(f"{where}{error}") from error
 
 
-def fail(prog: str, error: Exception | str) -> NoReturn:
-    """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
+def fail(prog: str, error: Exception | str, status: int = 2) -> NoReturn:
+    """Ends the program with one line, by default with the status of `argparse` after a wrong argument."""
     print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 # Layers
@@ -275,11 +275,11 @@ def pop_path(layer: Layer, path: str) -> Any:
     return layer.pop(name, MISSING)
 
 
-def rename(algorithm: str, layer: Layer) -> None:
+def rename(algorithm: str, layer: Layer) -> Layer:
     """
-    Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under
-    its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have the name of the
-    algorithm of a round.
+    Replaces alternative names of settings by ours in a layer, and returns it. If ours has another value, an unused
+    value stays under its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have
+    the name of the algorithm of a round.
     """
     moved = {ITERATIVE[algorithm]: algorithm} if algorithm in ITERATIVE else {}
     if isinstance(layer.get("task"), dict):
@@ -308,6 +308,7 @@ def rename(algorithm: str, layer: Layer) -> None:
         value = pop_path(layer, path)
         if value is not MISSING:
             set_path(layer, path, spellings.get(str(value), value))
+    return layer
 
 
 def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
@@ -317,10 +318,7 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
 
 def renamed(algorithm: str, layers: Iterable[Layer]) -> Layer:
     """Merges layers under the names of this release. Two names of a setting may differ in different layers."""
-    layers = list(layers)
-    for layer in layers:
-        rename(algorithm, layer)
-    return merge(layers)
+    return merge(rename(algorithm, layer) for layer in layers)
 
 
 def merge(layers: Iterable[Layer]) -> Layer:

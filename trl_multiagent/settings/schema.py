@@ -5,13 +5,13 @@ configuration class.
 
 import dataclasses
 import functools
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.folders import read_json
 from trl_multiagent.limits import Key, keys_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
@@ -298,7 +298,7 @@ def inherited() -> dict[str, Keys]:
     Returns the fields of the configuration classes by the classes' import paths, without their help, from a file, so
     that settings are checked before TRL is imported. `scripts/data/write_inherited.py` writes the file.
     """
-    saved = json.loads(INHERITED.read_text(encoding="utf-8"))
+    saved = read_json(INHERITED)
     keys = [
         (name, Key(eval(hint, {"Any": Any, "Literal": Literal}), default, limits, "", is_supported))
         for name, hint, default, limits, is_supported in saved["fields"]

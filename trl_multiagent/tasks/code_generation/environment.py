@@ -346,7 +346,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         """
         later = [k for k, history in enumerate(histories) if history]
         edits = {}
-        if self.expert is not None and later:
+        if self.expert is not None:
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))
         return [
