@@ -204,22 +204,21 @@ class CodeReward:
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
+
+        def find_effects(chosen: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+            """Makes the chosen experiments, by index, in order until one has no effect. Returns those with one."""
+            made = self.runner.run_experiments([replace(called[k], experiments=names) for k, names in chosen.items()])
+            return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
+
         solving = [k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0]
         asks = called if "paper" in kinds and self.collaboration == "executed" else ()  # whether they need aux
         chosen = dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
         shared = shared_experiments([called[k] if k in chosen else None for k in range(len(analyses))], trees)
-        effects = self._find_effects(called, {k: names for k, names in chosen.items() if k not in shared})
+        effects = find_effects({k: names for k, names in chosen.items() if k not in shared})
         # A main that answers itself if aux says nothing may still depend on what aux says
-        others = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        others = find_effects({k: ("constant",) for k, effective in effects.items() if not effective})
         made = {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
         return {k: (*made[shared.get(k, k)], k in shared) for k in chosen}
-
-    def _find_effects(
-        self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
-    ) -> dict[int, tuple[str, ...]]:
-        """Makes the chosen experiments, by index, each in order until one has no effect. Returns those with one."""
-        made = self.runner.run_experiments([replace(programs[k], experiments=names) for k, names in chosen.items()])
-        return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
         """
