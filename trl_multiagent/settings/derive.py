@@ -3,12 +3,11 @@
 import contextlib
 import importlib.util
 import os
-import typing
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from huggingface_hub.utils import validate_repo_id
 
@@ -363,7 +362,7 @@ def complete_critics(settings: Settings) -> None:
     Derives the trainer's arguments about critics from their sections and CoMLRL's names, see [`complete_arguments`].
     """
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
-    extras = typing.cast(CriticExtras, settings.extras)
+    extras = cast(CriticExtras, settings.extras)
     separate = extras.use_separate_critic
     if separate is False:
         arguments.setdefault("critic_form", "head")

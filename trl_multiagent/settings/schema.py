@@ -3,9 +3,8 @@ The sections of a recipe's YAML file, one dataclass each. The section of an algo
 configuration class.
 """
 
-import dataclasses
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -312,9 +311,7 @@ def algorithm_keys(algorithm: str, documented: bool = False) -> Keys:
     keys = keys_of(extras_of(algorithm))
     for path in (*entry.parts, entry.config):
         keys = (keys_of(import_class(path)) if documented else inherited()[path]) | keys
-    return {
-        name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
-    }
+    return {name: replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()}
 
 
 def known_settings(algorithm: str, task: Task) -> dict[str, Keys]:

@@ -5,11 +5,10 @@ Its prompt contains no tests and no results of tests. Each agent gets the edits 
 """
 
 import contextlib
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trl_multiagent.endpoints import (
@@ -73,7 +72,7 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "temperature"))):  # t
         given = {field: getattr(self, key) for field, key in KEYS.items()}
         endpoint = make_endpoint(**given, called=lambda field: f"external.{KEYS[field]}")
         if endpoint.temperature is None and endpoint.api != ANTHROPIC:
-            return dataclasses.replace(endpoint, temperature=DEFAULT_TEMPERATURE)
+            return replace(endpoint, temperature=DEFAULT_TEMPERATURE)
         return endpoint
 
 

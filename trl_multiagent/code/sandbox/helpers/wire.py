@@ -9,14 +9,14 @@ proportion to the message's size, and makes exact built-in types and nothing els
 """
 
 import builtins
-import collections.abc
+import collections
 import json
 import os
 import re
 import struct
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -338,7 +338,7 @@ def encode(value: Any, references: References) -> Any:
             return {"yours": [number]}
         if isinstance(value, _FUNCTIONS) if references.objects else callable(value):
             return {"function": [references.number(value)]}
-        is_iterator = isinstance(value, collections.abc.Iterator) and not callable(value)  # such as a `MagicMock`
+        is_iterator = isinstance(value, Iterator) and not callable(value)  # such as a `MagicMock`
         if is_iterator and not (references.objects and kind.__module__ == "solution"):
             return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": [references.number(value)] if references.objects else []}
