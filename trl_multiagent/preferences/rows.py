@@ -22,7 +22,7 @@ from typing import Any
 
 from datasets import Dataset, disable_caching, enable_caching, is_caching_enabled
 
-from trl_multiagent.environments.base import is_message
+from trl_multiagent.environments.base import as_messages, is_message
 from trl_multiagent.limits import check_dataset
 
 
@@ -78,7 +78,7 @@ def make_row(
     for role, prompt in prompts.items():
         answers: list[Any] = [chosen[role], rejected[role]]
         if not isinstance(prompt, str):
-            answers = [[{"role": "assistant", "content": answer}] for answer in answers]
+            answers = [as_messages(answer, "assistant") for answer in answers]
         row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))
     return {**row, CHOSEN_REWARD: chosen_reward, REJECTED_REWARD: rejected_reward, **others}
 

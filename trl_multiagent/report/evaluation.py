@@ -25,6 +25,7 @@ from trl_multiagent.evaluation.statistics import (
 )
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
+from trl_multiagent.rollout.tree import grouped
 
 
 Mix = tuple[int, ...]  # in a cross-play, the run from which each role's agent comes
@@ -89,12 +90,13 @@ class Report:
 
     def _compare(self) -> dict[str, dict[str, Numbers]]:
         """Returns the differences between teams and other policies, by kind and row of the comparison."""
-        pairs = defaultdict[tuple[str, str], list[tuple[Result, Result]]](list)
-        for other in self.results:
-            policy = other.policy
-            if policy.kind in COMPARISONS:
-                row = pairs[COMPARISONS[policy.kind], policy.row or policy.name]
-                row += [(team, other) for team in self.teams if policy.compared_with in ("", team.name)]
+        pairs = grouped(
+            ((COMPARISONS[other.policy.kind], other.policy.row or other.name), (team, other))
+            for other in self.results
+            if other.policy.kind in COMPARISONS
+            for team in self.teams
+            if other.policy.compared_with in ("", team.name)
+        )
         compared = defaultdict[str, dict[str, Numbers]](dict)
         for (name, row_name), found in pairs.items():
             teams, others = zip(*found, strict=True)

@@ -193,8 +193,7 @@ def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[st
 
 def trees_of(rows: Iterable[Row]) -> list[Tree]:
     """Groups rows by tree, in their order. The episodes of an item are one group."""
-    found = grouped(((row["step"], row["split"], row["process"], row["tree"]), row) for row in rows)
-    return list(found.values())
+    return list(grouped(((row["step"], row["split"], row["process"], row["tree"]), row) for row in rows).values())
 
 
 def choose_trees(trees: list[Tree], seed: int) -> list[Tree]:

@@ -283,8 +283,7 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
             if isinstance(names, list):
                 (role,) = own.roles
                 names = names[environment.roles.index(role) if role in environment.roles else 0]
-        is_pipeline = name == "pipeline"
-        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=is_pipeline))
+        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=name == "pipeline"))
     return policies
 
 

@@ -151,7 +151,7 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
             texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
             is_list = str(field.type).startswith("list")
             if is_list:
-                texts = [part for text in texts for part in text.strip("[]").replace(",", " ").split()]
+                texts = re.findall(r"[^\s,\[\]]+", " ".join(texts))
             parsed = [parse_value(text) for text in texts]
             values[field.name] = parsed if is_list or len(parsed) > 1 else parsed[0]
     return values

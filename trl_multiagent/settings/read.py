@@ -358,10 +358,9 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     overruled, secrets = named(OVERRULED, algorithm), named(SECRETS, algorithm)
-    other_names, no_effect = named(RENAMED, algorithm) | overruled, set()
-    for section, unused in NO_EFFECT.items():
-        section = section.format(algorithm=algorithm)
-        no_effect |= {f"{section}.{name}".lstrip(".") for name in unused.split()} - known.keys()
+    other_names = named(RENAMED, algorithm) | overruled
+    unused = (f"{section}.{name}" for section, names in NO_EFFECT.items() for name in names.split())
+    no_effect = {path.format(algorithm=algorithm).lstrip(".") for path in unused} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):

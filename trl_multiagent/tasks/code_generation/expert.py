@@ -22,7 +22,7 @@ from trl_multiagent.endpoints import (
     endpoint_section,
     make_endpoint,
 )
-from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.base import Turn, as_messages
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation.reward import AUX, CodeResult
@@ -100,7 +100,7 @@ class Expert:
         edits are missing. Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
         texts = [expert_question(*x, self.roles) for x in zip(items, turns, strict=True)]
-        asked = [Question(({"role": "user", "content": text},)) for text in texts]
+        asked = [Question(tuple(as_messages(text))) for text in texts]
         stops = self.settings.expert_on_failure == "error"
         answers = self.client.ask(asked, stop_at_failure=stops)
         failures = [answer for answer in answers if isinstance(answer, Exception)]
