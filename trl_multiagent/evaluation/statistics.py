@@ -247,13 +247,13 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
 
 def answers_of(records: Records) -> list[Records]:
     """Returns the best, a typical and the worst answer of each turn, by what is earned from this turn on."""
+    answers = grouped(
+        (t, {**turn, "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])})
+        for x in records
+        for t, turn in enumerate(x["turns"])
+    )
     turns = []
-    for t in range(max(len(record["turns"]) for record in records)):
-        found = [
-            {**x["turns"][t], "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])}
-            for x in records
-            if t < len(x["turns"])
-        ]
+    for found in answers.values():
         ranked = sorted((x for x in found if not math.isnan(x["value"])), key=lambda x: -x["value"])
         turns.append([ranked[k] for k in (0, len(ranked) // 2, -1) if ranked])
     return turns
@@ -270,9 +270,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     for suffix, role in roles.items():
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in episodes]
         values[FINAL, f"return{suffix}"] = mean_of_known(returns)
-    played = {
-        f"turn_{t + 1}": [turns[t] for turns in episodes if t < len(turns)] for t in range(max(map(len, episodes)))
-    }
+    played = grouped((f"turn_{t}", turn) for turns in episodes for t, turn in enumerate(turns, start=1))
     played[FINAL] = [turns[-1] for turns in episodes]
     for turn, turns in played.items():
         values |= {(turn, metric): value for metric, value in turn_values(turns, roles, config).items()}
