@@ -237,8 +237,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
         ranges["return"] = min(ends), max(ends)
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
     found = dict.fromkeys(key for values in by_item for key, value in values.items() if not math.isnan(value))
-    first = ("return", "reward", "pass@")
-    keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(first)))
+    keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     values = {key: np.array([values.get(key, np.nan) for values in by_item]) for key in keys}
     return Result(
         policy, values, total_cost(records, policy.is_pipeline), speed_of(records), ranges, answers_of(records)

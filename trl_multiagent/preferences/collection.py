@@ -492,13 +492,13 @@ def push_preferences(
     repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
     with tempfile.TemporaryDirectory() as upload:
         shutil.copy(folder / CARD_FILE, upload)
-        (Path(upload) / HUB_FILE).parent.mkdir()
-        load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
-        advice = push_command_advice(folder, repo_id, revision)
+        file = Path(upload) / HUB_FILE
+        file.parent.mkdir()
+        load_from_disk(folder).to_parquet(file)
         return upload_folder(
             upload,
             repo_id,
-            advice,
+            push_command_advice(folder, repo_id, revision),
             repo_type="dataset",
             token=token,
             revision=revision,

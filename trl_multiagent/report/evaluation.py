@@ -180,8 +180,12 @@ class Report:
         rows = [["", *headings, "calls", "tokens", "waited for", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            tokens = [f"{cost['generated_tokens']:.1f}", f"{cost['waited_tokens']:.1f}"]
-            costs = [f"{cost['calls']:.1f}", *tokens, f"{cost['wall_seconds']:.3f}"]
+            costs = [
+                f"{cost['calls']:.1f}",
+                f"{cost['generated_tokens']:.1f}",
+                f"{cost['waited_tokens']:.1f}",
+                f"{cost['wall_seconds']:.3f}",
+            ]
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]

@@ -163,9 +163,8 @@ def make_environment(evaluation: Evaluation) -> Environment:
     """
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
-    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
-    settings = replace(evaluation.settings, arguments=arguments)
-    environment = seated(settings, environment, evaluation.output_dir, run)
+    arguments = evaluation.settings.arguments | {"seed": evaluation.config.seed}  # not the seed of the training
+    environment = seated(replace(evaluation.settings, arguments=arguments), environment, evaluation.output_dir, run)
     for team in evaluation.teams:
         if team.roles and team.roles != tuple(environment.roles):
             raise ConfigError(

@@ -374,5 +374,6 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         elif checkpoint and run.extras.resume_from_checkpoint != AUTO:
             read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
         if state.is_main_process:
-            advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
-            run.reservation.enter_context(locked(run.run_folder, advice))
+            run.reservation.enter_context(
+                locked(run.run_folder, f"choose another RUN_ID or `{run.algorithm}.output_dir`")
+            )

@@ -292,7 +292,7 @@ class PreferenceRun:
         )
         if learn_reward in self.stages:
             self.reward_base = reward.reward_model_name or settings.model_list[0]
-            check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task.models)
+            check_models(f"{algorithm}.reward_model_name", self.reward_base, settings.task.models)
             self.reward_args = make_reward_args(settings, reward, args)
             if reward.reward_peft is not None:
                 if reward.reward_freeze_backbone:
@@ -358,8 +358,7 @@ def with_reward_of(run: PreferenceRun, number: int, score_task: bool) -> Environ
     """Returns the task with the reward of a round's model."""
     with without_sharding(run.args), config_errors():
         reward = JointRewardModel(str(run.part_of(number, REWARD_FOLDER)))
-    checksum = checksum_of_weights(reward.model.parameters())
-    return ModelRewardEnvironment(run.environment, reward, score_task, checksum)
+    return ModelRewardEnvironment(run.environment, reward, score_task, checksum_of_weights(reward.model.parameters()))
 
 
 def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
@@ -514,8 +513,13 @@ def run_reward_model(settings: Settings) -> None:
         preferences = load_preferences(name, environment.roles)
         start_logging(settings, args.disable_tqdm)
         if settings.dry_run:
-            pairs = f"{name}, {len(preferences)} pairs"
-            return print_plan({"starts from": base, "preferences": pairs, "folder": args.output_dir})
+            return print_plan(
+                {
+                    "starts from": base,
+                    "preferences": f"{name}, {len(preferences)} pairs",
+                    "folder": args.output_dir,
+                }
+            )
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
         with end_on_signal(prog, []), end_with_one_line(prog):

@@ -178,7 +178,7 @@ def settings_of(
     task: Task | None,
     layers: Sequence[Layer],
     prog: str,
-    config: str | None = None,
+    config: str | None,
 ) -> Settings:
     """
     Merges and checks layers of settings, see [`read_settings`]. Later layers win. `config`: the file of the first
@@ -262,8 +262,14 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         help="Show the usual settings; with 'all', every one.",
     )
     recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
-    override_help = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
-    recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=override_help)
+    recipe.add_argument(
+        "--override",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
+    )
     recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
     return parser
 

@@ -213,8 +213,10 @@ def runs_in(folder: Path) -> list[Path]:
         for path in sorted(folder.glob(pattern))
     ]
     if not runs:
-        names = ", ".join((RUN_FILE, *EVALUATION_FILES))
-        raise ValueError(f"{folder} holds none of {names}: give the output folder of a run or an evaluation.")
+        raise ValueError(
+            f"{folder} holds none of {', '.join((RUN_FILE, *EVALUATION_FILES))}: give the output folder of a run or "
+            "an evaluation."
+        )
     return runs
 
 

@@ -148,7 +148,7 @@ def feedback_for(
     item: dict,
     result: CodeResult,
     checks: Sequence[Check],
-    edits: str | None = None,
+    edits: str | None,
 ) -> list[str]:
     """
     Returns the lines of feedback for one agent.
@@ -160,7 +160,7 @@ def feedback_for(
         item (`dict`): The dataset row.
         result (`CodeResult`): How the joint answer of the last turn was judged.
         checks (`Sequence[Check]`): The results of the asserts that the feedback may be about; empty if none was run.
-        edits (`str`, *optional*): What the expert proposes for the agent's function.
+        edits (`str` or `None`): What the expert proposes for the agent's function.
     """
     if mode == PASSED:
         passed = bool(checks) and all(check.status == "passed" for check in checks)

@@ -432,9 +432,8 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     """
     if not (aux.defined and main.defined) or aux.error or main.error:
         return False
-    statements = (*aux.statements, *main.statements)
-    is_replaced = AUX in binds_of(main.statements)
-    return not is_replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
+    declared = set().union(*(statement.declares for statement in (*aux.statements, *main.statements)))
+    return AUX not in binds_of(main.statements) and not {AUX, entry_point} & declared
 
 
 def _size_share(aux: Code, main: Code) -> float:

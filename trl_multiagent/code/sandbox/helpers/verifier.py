@@ -303,8 +303,16 @@ class Evaluation:
     def _start_helper(self) -> None:
         """Forks a candidate that runs the helper's definitions, and then answers calls of the watched function."""
         self.helper = Process(self, 1, DataOnly())
-        program = {"source": self.job["helper"], "entry_point": self.job["watch"][0], "watch": (), "is_helper": True}
-        self._define(self.helper, program | {"unittest": False, "folder": False, "called": ""})
+        program = {
+            "source": self.job["helper"],
+            "entry_point": self.job["watch"][0],
+            "watch": (),
+            "is_helper": True,
+            "unittest": False,
+            "folder": False,
+            "called": "",
+        }
+        self._define(self.helper, program)
 
     def _define(self, process: Process, program: dict) -> Any:
         """Has a process run a program's definitions. Returns the calls of watched functions that it reports."""

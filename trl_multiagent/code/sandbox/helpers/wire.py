@@ -194,12 +194,10 @@ _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, b
 }
 # Exceptions of these modules keep their class, because checks name them. A program could end the checks with an
 # exception of another module, such as unittest
-_RAISING = set(
-    (
-        "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct "
-        "zipfile zlib"
-    ).split()
-)
+_RAISING = """
+    asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct zipfile
+    zlib
+""".split()
 # If a call changes an argument of these types, the new value is sent back
 MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}

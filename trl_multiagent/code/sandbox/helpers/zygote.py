@@ -134,8 +134,7 @@ def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
             used = [usage.since_last_time() for usage in candidates.values()]
             _send(control, **{name: sum(one[name] for one in used) for name in ("computed", "waited", "threads")})
         elif command:
-            seconds = 0.2 if command == b"D" else 0.0
-            _send(control, **_end_candidate(candidates, number, layers, seconds))
+            _send(control, **_end_candidate(candidates, number, layers, 0.2 if command == b"D" else 0.0))
         else:
             for number in [*candidates]:
                 _end_candidate(candidates, number, layers)
