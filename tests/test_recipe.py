@@ -20,7 +20,7 @@ from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import prepare_run
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import set_up_wandb
-from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.derive import check_settings, make_training_args
 from trl_multiagent.settings.read import OVERRULED, RENAMED, merge, parse_value
 from trl_multiagent.settings.schema import AgentModel, Wandb, keys_of
@@ -370,7 +370,7 @@ def test_help(words, full, capsys):
 
 def test_every_setting_has_a_help():
     for name, algorithm in ALGORITHMS.items():
-        for field in dataclasses.fields(algorithm.config_class()):
+        for field in dataclasses.fields(import_class(algorithm.config)):
             assert not isinstance(field, Setting) or field.metadata["help"], (name, field.name)
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from transformers.utils import flatten_dict
 
 from trl_multiagent import MAGRPOConfig, cli, workflow
 from trl_multiagent.console import markdown_table, text_table
@@ -17,7 +18,6 @@ from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import (
     MAX_TEXT,
-    by_path,
     masked,
     read_run,
     tree_page,
@@ -262,7 +262,7 @@ def test_secrets_are_not_shown(tmp_path):
 
 def test_settings_by_their_paths():
     # An empty section is a setting: a run with it has adapters, and must not go on without them
-    assert by_path({"peft": {}, "seed": 1, "a": {"b": {"c": [2]}}}) == {"peft": {}, "seed": 1, "a.b.c": [2]}
+    assert flatten_dict({"peft": {}, "seed": 1, "a": {"b": {"c": [2]}}}) == {"peft": {}, "seed": 1, "a.b.c": [2]}
 
 
 def test_pages_are_bounded():

@@ -116,6 +116,11 @@ class Statement:
             self.binds |= {SETTING} if isinstance(node, ast.Expr) and SETTING in text else set()
 
 
+def binds_of(statements: Iterable[Statement]) -> set[str]:
+    """Returns the names that statements bind, or may bind."""
+    return set().union(*(statement.binds for statement in statements))
+
+
 class Module:
     """
     A module's statements in the order of the source.
@@ -140,10 +145,10 @@ class Module:
                 self.binders[bound].append(place)
             for read in statement.reads if isinstance(statement.node, DEFINITIONS) else ():
                 self.readers[read].append(statement)
-        self.own = own = set().union(*(one.binds for one in statements if not isinstance(one.node, IMPORTS)))
+        self.own = own = binds_of(one for one in statements if not isinstance(one.node, IMPORTS))
         used, queue = {name, "input"}, [name, "input"]
         for one in queue:
-            new = set().union(*(statement.binds for statement in self.readers[one])) - used
+            new = binds_of(self.readers[one]) - used
             queue += new
             used |= new
         self.examples = set()
@@ -175,7 +180,7 @@ class Module:
             for name in through:
                 changing += self.users.get(name, ())
                 found = self.readers.get(name, ()) if wanted in self.own else ()
-                new_callers = set().union(*(definition.binds for definition in found)) - callers
+                new_callers = binds_of(found) - callers
                 callers |= new_callers
                 through += new_callers
             for place in {*bound, *changing} - places:

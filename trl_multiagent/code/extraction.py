@@ -30,6 +30,7 @@ from trl_multiagent.code.dependencies import (
     SETTING,
     Module,
     Statement,
+    binds_of,
     first_line,
     own_nodes,
 )
@@ -134,7 +135,7 @@ def read_function(answer: str, name: str) -> Code:
     places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
     imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
     roots = {name, SETTING}
-    kept = {*places, *module.needs(roots.union(*(statements[k].binds for k in places)), only_last=False)}
+    kept = {*places, *module.needs(roots | binds_of(statements[k] for k in places), only_last=False)}
     # Imports from `__future__` have to come first
     order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
     source = "\n".join(statements[k].text for k in order)

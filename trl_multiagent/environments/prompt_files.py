@@ -75,7 +75,7 @@ class PromptFiles:
         return saved
 
 
-def is_text(value: str) -> bool:
+def is_template(value: str) -> bool:
     """Returns whether the value of a setting is the text of a template."""
     return "{" in value or "\n" in value
 
@@ -85,7 +85,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
     Reads the value of a setting, see [`PromptFiles`]. Raises `ValueError` if there is no such file or function, the
     file is not UTF-8 text, a template has a field other than `fields`, or a function does not take these `arguments`.
     """
-    if is_text(value):
+    if is_template(value):
         check_template(f"`{setting}`", value, fields)
         return OwnPrompt(setting, template=value)
     if FUNCTION.fullmatch(value):
@@ -111,7 +111,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         raise ValueError(f"`{setting}`: the file {value} is empty.")
     check_template(f"`{setting}`: the file {value}", template, fields)
     # The text is saved with the run, where it must not look like the path of a file
-    return OwnPrompt(setting, template=template if is_text(template) else f"{template}\n")
+    return OwnPrompt(setting, template=template if is_template(template) else f"{template}\n")
 
 
 def check_template(name: str, template: str, fields: Sequence[str]) -> None:

@@ -108,7 +108,6 @@ def _play_batches(
     asked = (loaded.team, generator, config.use_chat_template, config.history_options)
     sampler = PipelineSampler(environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
     sampler.check_items([dataset[0]], environment, num_turns)
-    context = {"chat_roles": sampler.chat_roles, "reward_none": config.reward_none or "error"}
 
     def play(number: int) -> Records:
         start = time.perf_counter()
@@ -117,7 +116,13 @@ def _play_batches(
             [dataset[item] for item in batches.items[number]],
             environment,
             sampler,
-            lambda nodes: judge_nodes(environment, nodes, evaluation=True, **context),
+            lambda nodes: judge_nodes(
+                environment,
+                nodes,
+                evaluation=True,
+                chat_roles=sampler.chat_roles,
+                reward_none=config.reward_none or "error",
+            ),
             num_turns=num_turns,
             num_episodes=config.num_episodes,
             numbers=batches.items[number],

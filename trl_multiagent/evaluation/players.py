@@ -7,11 +7,10 @@ agent gets the whole task. `concatenation`: the agents answer independently, and
 `pipeline`: they answer one after the other, and each sees the answers before its own.
 """
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,10 +110,11 @@ class MessageAblation(EnvironmentWrapper):
 
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         branches = [*zip(items, histories, strict=True)]
-        now = {key: [branches[k] for k in places] for key, places in places_of(items).items()}
-        self.seen = {**(self.seen if any(histories) else {}), **now}  # also items whose episodes have ended
+        now = grouped((key_of(branch[0]), branch) for branch in branches)
         if not any(histories):
+            self.seen = now
             return ask(self.task, items, histories)
+        self.seen |= now  # also items whose episodes have ended
         branches += [branch for key, others in self.seen.items() if key not in now for branch in others]
         sources: list[list[History]] = [[] for _ in items]
         if self.how == SHUFFLED:
@@ -142,9 +142,9 @@ def with_answers_of(history: History, sources: Sequence[History], role: str) -> 
     return turns
 
 
-def places_of(items: list[dict]) -> dict[str, list[int]]:
-    """Returns the positions of each item's branches, by a text that differs between items."""
-    return grouped((json.dumps(item, sort_keys=True, default=str), k) for k, item in enumerate(items))
+def key_of(item: dict) -> str:
+    """Returns a text that differs between items."""
+    return json.dumps(item, sort_keys=True, default=str)
 
 
 def partners_of(items: list[dict]) -> list[int]:
@@ -152,7 +152,7 @@ def partners_of(items: list[dict]) -> list[int]:
     Returns, for each branch, the position of a branch of another item. The pairs of items depend on the items alone.
     Raises [`TaskError`] if there is only one item.
     """
-    branches = places_of(items)
+    branches = grouped((key_of(item), k) for k, item in enumerate(items))
     if len(branches) < 2:
         raise TaskError("Messages can only be exchanged between different items: play at least two of them at a time.")
     # The hash is cryptographic, because items with neighbouring checksums are alike
@@ -190,9 +190,9 @@ class MixedTeam:
     def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
         return self.sources[roles[0]].together(roles)
 
-    @contextlib.contextmanager
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             for team in dict.fromkeys(self.sources.values()):
                 stack.enter_context(team.evaluating())
             yield

@@ -18,7 +18,7 @@ import numpy as np
 from trl_multiagent.environments.base import PASSED, PASSED_HIDDEN
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.players import Policy
-from trl_multiagent.rollout.tree import mean_of_known
+from trl_multiagent.rollout.tree import grouped, mean_of_known
 
 
 Numbers = dict[str, dict[str, "Estimate"]]  # "turn_1", ..., "final" -> metric -> estimate
@@ -66,7 +66,7 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
     interval of the teams' means over the items, with one degree of freedom less than teams. Both are combined by the
     method of variance estimates recovery (Zou and Donner, 2008, Statistics in Medicine 27): on either side, the
     distance from the mean is the root of the sum of the squared distances. If one of the two intervals does not exist,
-    because all items or all teams have the same mean, the other one is taken.
+    because all items or all teams have the same mean, or there is one team, the other one is taken.
 
     Args:
         values (`np.ndarray` of shape `(num_teams, num_items, num_metrics)`): The mean of each metric over an item's
@@ -79,23 +79,21 @@ def estimates(values: np.ndarray, bounds: Sequence[tuple[float, float]], config:
     Returns:
         `list[Estimate]`: One per metric.
     """
-    num_teams, _, num_metrics = values.shape
-    draws = (config.num_bootstraps, config.confidence, config.seed)
-    item_means = nan_mean(values, axis=0)
+    item_means, team_means = nan_mean(values, axis=0), nan_mean(values, axis=1)
     limits = np.array(bounds, dtype=float).T
     student = np.transpose([t_interval(column, config.confidence) for column in item_means.T])
     suited = student.copy()
     bounded = np.isfinite(limits).all(axis=0)
-    suited[:, bounded] = bounded_intervals(item_means[:, bounded], limits[:, bounded], *draws)
-    means = nan_mean(values.reshape(-1, num_metrics), axis=0)
+    suited[:, bounded] = bounded_intervals(
+        item_means[:, bounded], limits[:, bounded], config.num_bootstraps, config.confidence, config.seed
+    )
+    means = nan_mean(values.reshape(-1, len(bounds)), axis=0)
+    radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
     ends = []
     for intervals in (suited, student):
         distances = np.abs(intervals - nan_mean(item_means, axis=0))
-        if num_teams > 1:
-            team_means = nan_mean(values, axis=1)
-            radius = [(high - low) / 2 for low, high in (t_interval(x, config.confidence) for x in team_means.T)]
-            combined = np.sqrt(distances**2 + np.square(radius))
-            distances = np.where(np.isnan(combined), np.fmax(distances, radius), combined)
+        combined = np.sqrt(distances**2 + np.square(radius))
+        distances = np.where(np.isnan(combined), np.fmax(distances, radius), combined)
         ends += [means - distances[0], means + distances[1]]
     low, high = np.clip(ends[:2], *limits)
     return [Estimate(*map(float, x)) for x in zip(means, low, high, *ends[2:], strict=True)]
@@ -227,10 +225,8 @@ class Result:
 
 def compute_result(policy: Policy, records: Records, num_items: int, config: EvaluationConfig) -> Result:
     """Computes the values of each item from the transcripts of a policy, see [`~play.play_policy`]."""
-    episodes: list[list[Records]] = [[] for _ in range(num_items)]
-    for record in records:
-        episodes[record["item"]].append(record["turns"])
-    by_item = [item_values(turns, config) for turns in episodes]
+    episodes = grouped((record["item"], record["turns"]) for record in records)
+    by_item = [item_values(episodes[item], config) for item in range(num_items)]
     num_turns = max(len(record["turns"]) for record in records)
     ranges = dict(policy.environment.unwrapped.metric_ranges)
     if "reward" in ranges and "return" not in ranges:
@@ -241,8 +237,7 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
         ranges["return"] = min(ends), max(ends)
     turns = [f"turn_{t + 1}" for t in range(num_turns)] + [FINAL]
     found = dict.fromkeys(key for values in by_item for key, value in values.items() if not math.isnan(value))
-    first = ("return", "reward", "pass@")
-    keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(first)))
+    keys = sorted(found, key=lambda key: (turns.index(key[0]), not key[1].startswith(("return", "reward", "pass@"))))
     values = {key: np.array([values.get(key, np.nan) for values in by_item]) for key in keys}
     return Result(
         policy, values, total_cost(records, policy.is_pipeline), speed_of(records), ranges, answers_of(records)
@@ -251,13 +246,13 @@ def compute_result(policy: Policy, records: Records, num_items: int, config: Eva
 
 def answers_of(records: Records) -> list[Records]:
     """Returns the best, a typical and the worst answer of each turn, by what is earned from this turn on."""
+    answers = grouped(
+        (t, {**turn, "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])})
+        for x in records
+        for t, turn in enumerate(x["turns"])
+    )
     turns = []
-    for t in range(max(len(record["turns"]) for record in records)):
-        found = [
-            {**x["turns"][t], "name": x["name"], "value": sum(y["reward"] for y in x["turns"][t:])}
-            for x in records
-            if t < len(x["turns"])
-        ]
+    for found in answers.values():
         ranked = sorted((x for x in found if not math.isnan(x["value"])), key=lambda x: -x["value"])
         turns.append([ranked[k] for k in (0, len(ranked) // 2, -1) if ranked])
     return turns
@@ -275,9 +270,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
         paid = [turns if discount else turns[:1] for turns in episodes]  # 0 * NaN is NaN
         returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in paid]
         values[FINAL, f"return{suffix}"] = mean_of_known(returns)
-    played = {
-        f"turn_{t + 1}": [turns[t] for turns in episodes if t < len(turns)] for t in range(max(map(len, episodes)))
-    }
+    played = grouped((f"turn_{t}", turn) for turns in episodes for t, turn in enumerate(turns, start=1))
     played[FINAL] = [turns[-1] for turns in episodes]
     for turn, turns in played.items():
         values |= {(turn, metric): value for metric, value in turn_values(turns, roles, config).items()}
@@ -306,7 +299,7 @@ def turn_values(turns: Records, roles: Mapping[str, str | None], config: Evaluat
     return values
 
 
-def total_cost(records: Records, is_pipeline: bool = False) -> dict[str, float]:
+def total_cost(records: Records, is_pipeline: bool) -> dict[str, float]:
     """
     Sums the cost of the episodes. A call is one completion. One waits for the longest of those in a turn, or for all
     in a pipeline. The wall time of a batch includes scoring.

@@ -454,8 +454,10 @@ def load_preferences(name: str, roles: Sequence[str], split: str | None = None) 
             raise ValueError(f"{path} holds no dataset, or an unfinished collection: start that again to finish it.")
         preferences = select_rows(load_from_disk(path), split, name)
     elif path.is_file() or path.is_absolute() or name.count("/") != 1:
-        advice = f"a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, or an id on the Hub"
-        raise FileNotFoundError(f"There are no preferences in {name}. Give {advice}.")
+        raise FileNotFoundError(
+            f"There are no preferences in {name}. Give a folder that `trl-multiagent collect` wrote, a {LOCAL_FILE}, "
+            "or an id on the Hub."
+        )
     else:
         preferences = load_from_hub(name, None, split or "train")
     check_preferences(preferences, roles, name)
@@ -490,13 +492,13 @@ def push_preferences(
     repo_id = open_repo(repo_id, private, token, revision, create_pr, repo_type="dataset")
     with tempfile.TemporaryDirectory() as upload:
         shutil.copy(folder / CARD_FILE, upload)
-        (Path(upload) / HUB_FILE).parent.mkdir()
-        load_from_disk(folder).to_parquet(Path(upload) / HUB_FILE)
-        advice = push_command_advice(folder, repo_id, revision)
+        file = Path(upload) / HUB_FILE
+        file.parent.mkdir()
+        load_from_disk(folder).to_parquet(file)
         return upload_folder(
             upload,
             repo_id,
-            advice,
+            push_command_advice(folder, repo_id, revision),
             repo_type="dataset",
             token=token,
             revision=revision,

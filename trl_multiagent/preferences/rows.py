@@ -20,10 +20,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import datasets
-from datasets import Dataset
+from datasets import Dataset, disable_caching, enable_caching, is_caching_enabled
 
-from trl_multiagent.environments.base import is_message
+from trl_multiagent.environments.base import as_messages, is_message
 from trl_multiagent.limits import check_dataset
 
 
@@ -79,7 +78,7 @@ def make_row(
     for role, prompt in prompts.items():
         answers: list[Any] = [chosen[role], rejected[role]]
         if not isinstance(prompt, str):
-            answers = [[{"role": "assistant", "content": answer}] for answer in answers]
+            answers = [as_messages(answer, "assistant") for answer in answers]
         row |= dict(zip(text_columns(role), (prompt, *answers), strict=True))
     return {**row, CHOSEN_REWARD: chosen_reward, REJECTED_REWARD: rejected_reward, **others}
 
@@ -90,13 +89,13 @@ def temporary_cache_files() -> Iterator[None]:
     Makes datasets that are derived within the block use temporary cache files, because the folder of their source may
     be read-only.
     """
-    was_enabled = datasets.is_caching_enabled()
-    datasets.disable_caching()
+    was_enabled = is_caching_enabled()
+    disable_caching()
     try:
         yield
     finally:
         if was_enabled:
-            datasets.enable_caching()
+            enable_caching()
 
 
 def check_preferences(dataset: Dataset, roles: Sequence[str], name: str = "train_dataset") -> None:

@@ -25,6 +25,7 @@ from trl_multiagent.evaluation.statistics import (
 )
 from trl_multiagent.folders import write_json, write_text
 from trl_multiagent.report.html import REPORT_FILE, json_values, write_page
+from trl_multiagent.rollout.tree import grouped
 
 
 Mix = tuple[int, ...]  # in a cross-play, the run from which each role's agent comes
@@ -89,12 +90,13 @@ class Report:
 
     def _compare(self) -> dict[str, dict[str, Numbers]]:
         """Returns the differences between teams and other policies, by kind and row of the comparison."""
-        pairs = defaultdict[tuple[str, str], list[tuple[Result, Result]]](list)
-        for other in self.results:
-            policy = other.policy
-            if policy.kind in COMPARISONS:
-                row = pairs[COMPARISONS[policy.kind], policy.row or policy.name]
-                row += [(team, other) for team in self.teams if policy.compared_with in ("", team.name)]
+        pairs = grouped(
+            ((COMPARISONS[other.policy.kind], other.policy.row or other.name), (team, other))
+            for other in self.results
+            if other.policy.kind in COMPARISONS
+            for team in self.teams
+            if other.policy.compared_with in ("", team.name)
+        )
         compared = defaultdict[str, dict[str, Numbers]](dict)
         for (name, row_name), found in pairs.items():
             teams, others = zip(*found, strict=True)
@@ -178,20 +180,27 @@ class Report:
         rows = [["", *headings, "calls", "tokens", "waited for", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            tokens = [f"{cost['generated_tokens']:.1f}", f"{cost['waited_tokens']:.1f}"]
-            costs = [f"{cost['calls']:.1f}", *tokens, f"{cost['wall_seconds']:.3f}"]
+            costs = [
+                f"{cost['calls']:.1f}",
+                f"{cost['generated_tokens']:.1f}",
+                f"{cost['waited_tokens']:.1f}",
+                f"{cost['wall_seconds']:.3f}",
+            ]
             rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
             rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", "", ""])
         lines = text_table(rows)
         if len(metrics) == 1:
-            problem = f"the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
-            lines.append(f"No pass@k: {problem}")
+            lines.append(
+                f"No pass@k: the task reports no metric `{self.config.pass_metric}`, see `evaluation.pass_metric`."
+            )
         elif any("turn_2" in numbers for numbers in self.numbers.values()):
             hidden = " The column of hidden tests leaves these out." if PASSED_HIDDEN in metrics else ""
-            tests = "It counts all tests, also those that feedback has shown to the agents."
-            lines.append(f"pass@k is for the last turn. {tests}{hidden}")
+            lines.append(
+                "pass@k is for the last turn. It counts all tests, also those that feedback has shown to the agents."
+                f"{hidden}"
+            )
         return [*lines, COST_NOTE]
 
     def _components(self, result: Result) -> list[str]:
@@ -322,8 +331,7 @@ def summarize_cross_play(
     per_pair = values.mean(axis=0)
     is_together = np.eye(num_runs, dtype=bool)
     together, mixed = per_pair[is_together].mean(axis=0), per_pair[~is_together].mean(axis=0)
-    ends = [result.bounds(metric) for result in results.values()]
-    low, high = min(x for x, _ in ends), max(x for _, x in ends)
+    low, high = first.bounds(metric)  # all teams play one environment
     diagonal, rest, difference = estimates(
         np.stack([together, mixed, together - mixed], axis=1)[None],
         [(low, high), (low, high), (low - high, high - low)],

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from transformers.utils import flatten_dict
 
 from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, naming_damage, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
@@ -86,17 +87,9 @@ def read_run(folder: Path) -> RunFiles:
     text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
     sections = {name: x for name, x in masked(yaml.safe_load(text) or {}).items() if name not in OWN_SECTIONS}
     # The arguments of a trainer have no section in run.json either
-    settings = {name.removeprefix(f"{facts['algorithm'].lower()}."): x for name, x in by_path(sections).items()}
+    settings = {name.removeprefix(f"{facts['algorithm'].lower()}."): x for name, x in flatten_dict(sections).items()}
     logs, alarms = read_lines(folder / LOG_FILE), read_lines(folder / ALARMS_FILE)
     return RunFiles(folder, facts, logs, alarms, without_secrets(text), settings)
-
-
-def by_path(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns nested settings by their paths, such as `peft.r`."""
-    found: dict[str, Any] = {}
-    for name, x in values.items():
-        found |= by_path(x, f"{path}{name}.") if isinstance(x, dict) and x else {f"{path}{name}": x}
-    return found
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -148,7 +141,7 @@ def run_page(run: RunFiles, trees: list[Tree]) -> dict[str, Any]:
     }
 
 
-def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None = None) -> dict[str, Any]:
+def comparison_page(runs: Sequence[RunFiles], evaluation: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the page that compares runs. `evaluation`: the JSON file of an evaluation of their teams."""
     groups = group_runs(runs)
     series = {name: [series_of(run.logs) for run in members] for name, members in groups.items()}
@@ -200,8 +193,7 @@ def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[st
 
 def trees_of(rows: Iterable[Row]) -> list[Tree]:
     """Groups rows by tree, in their order. The episodes of an item are one group."""
-    found = grouped(((row["step"], row["split"], row["process"], row["tree"]), row) for row in rows)
-    return list(found.values())
+    return list(grouped(((row["step"], row["split"], row["process"], row["tree"]), row) for row in rows).values())
 
 
 def choose_trees(trees: list[Tree], seed: int) -> list[Tree]:

@@ -182,8 +182,10 @@ def harmless(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        advice = f"The training goes on. `trl-multiagent report {folder}` makes the report again."
-        logger.warning(f"The report of this run could not be written ({type(error).__name__}: {error}). {advice}")
+        logger.warning(
+            f"The report of this run could not be written ({type(error).__name__}: {error}). The training goes on. "
+            f"`trl-multiagent report {folder}` makes the report again."
+        )
 
 
 def run_report(folder: Path) -> dict[str, Any]:

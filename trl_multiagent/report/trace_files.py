@@ -86,8 +86,7 @@ def remove_after(folder: Path, step: int) -> None:
 
 def trace_files(folder: Path) -> list[Path]:
     """Returns the files of a trace, oldest steps first."""
-    files = [path for path in folder.glob("*") if NAME.fullmatch(path.name)]
-    return sorted(files, key=lambda path: (steps_and_process(path), path.name))
+    return sorted(path for path in folder.glob("*") if NAME.fullmatch(path.name))
 
 
 def read_trace(folder: str | Path) -> pd.DataFrame:

@@ -60,7 +60,7 @@ def run_collection(task: Task | None, argv: Sequence[str] | None = None, prog: s
         items = load_items()
         check_comparator(config)
         state = start_processes()
-    start_logging(settings, bool(config.disable_tqdm), state.is_main_process)
+    start_logging(settings, config.disable_tqdm)
     with end_on_signal(prog, []), end_with_one_line(prog), end_on_wrong_input(prog):
         loader = make_loader(settings, make_peft_config(settings))
         team = loader.load_to_sample(environment.roles, config.seed)

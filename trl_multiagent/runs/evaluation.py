@@ -75,7 +75,7 @@ def run_evaluation(
     with end_on_wrong_input(prog):
         evaluation = parse_evaluation(task, argv, prog, cross_play)
         config, state = evaluation.config, start_processes()
-        start_logging(evaluation.settings, config.disable_tqdm, state.is_main_process)
+        start_logging(evaluation.settings, config.disable_tqdm)
         check_folder("`evaluation.output_dir`", evaluation.output_dir)
         environment = make_environment(evaluation)
         controls = {} if config.control is None else make_controls(evaluation, config.control, task)
@@ -107,17 +107,15 @@ def play_and_report(
     """Plays all policies, writes and prints the report. If a policy cannot be loaded or played, the program ends."""
     config, prog = evaluation.config, evaluation.settings.prog
     accelerator = Accelerator()
-    results = {}
+    results = []
     for policy in policies:
         with end_on_wrong_input(prog):
             records = play_policy(policy, items, config, accelerator)
         if accelerator.is_main_process:
-            results[policy.name] = compute_result(policy, records, len(items), config)
+            results.append(compute_result(policy, records, len(items), config))
     if accelerator.is_main_process:
-        environment = policies[0].environment
-        dataset = asdict(evaluation.settings.sections["dataset"])
-        facts = {"dataset": dataset, "environment": repr(environment)}
-        report = Report(config, list(results.values()), len(items), facts, cost_note(controls) if controls else "")
+        facts = {"dataset": asdict(evaluation.settings.dataset), "environment": repr(policies[0].environment)}
+        report = Report(config, results, len(items), facts, cost_note(controls) if controls else "")
         with end_on_wrong_input(prog):  # such as a full disk
             paths = report.write(evaluation.output_dir)
         print(report.table())
@@ -165,9 +163,8 @@ def make_environment(evaluation: Evaluation) -> Environment:
     """
     environment = evaluation.settings.task.environment(settings_for_task(evaluation))
     run = Run(Path(evaluation.teams[0].location), evaluation.base)
-    arguments = {**evaluation.settings.arguments, "seed": evaluation.config.seed}  # not the seed of the training
-    settings = replace(evaluation.settings, arguments=arguments)
-    environment = seated(settings, environment, evaluation.output_dir, run)
+    arguments = evaluation.settings.arguments | {"seed": evaluation.config.seed}  # not the seed of the training
+    environment = seated(replace(evaluation.settings, arguments=arguments), environment, evaluation.output_dir, run)
     for team in evaluation.teams:
         if team.roles and team.roles != tuple(environment.roles):
             raise ConfigError(
@@ -285,8 +282,7 @@ def baseline_policies(evaluation: Evaluation, environment: Environment) -> list[
             if isinstance(names, list):
                 (role,) = own.roles
                 names = names[environment.roles.index(role) if role in environment.roles else 0]
-        is_pipeline = name == "pipeline"
-        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=is_pipeline))
+        policies.append(make_policy(evaluation, name, "baseline", own, names, limit, is_pipeline=name == "pipeline"))
     return policies
 
 
@@ -459,7 +455,6 @@ class Control:
             check_run(run, environment, train_dataset)
             if self.stage.state.is_main_process:
                 self.stage.begin()
-            team = run.load_team(environment.roles)
             answers = args.rows_per_item * run.items_per_step  # of one batch of trees, in all processes
             args.max_steps = math.ceil(self.cost.env_steps / answers) * args.num_iterations
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
@@ -472,7 +467,7 @@ class Control:
                     flush=True,
                 )
             stop = partial(StopWhenSpent, cost=self.cost)
-            train(run, environment, team, train_dataset, None, stop)
+            train(run, environment, train_dataset, None, stop)
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trl_multiagent.environments.imports import TASKS
-from trl_multiagent.environments.prompt_files import PromptFiles
-from trl_multiagent.environments.prompt_files import is_text as is_template
+from trl_multiagent.environments.prompt_files import PromptFiles, is_template
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
+from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model, last_checkpoint
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import algorithm_of, choose_task, settings_of
@@ -32,6 +31,7 @@ from trl_multiagent.settings.read import (
     config_file,
     parse_overrides,
     parse_value,
+    pop_path,
     read_yaml,
     renamed,
     suggestion,
@@ -70,8 +70,10 @@ LEFT_OUT = (
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3")  # other names are code on the Hub
 REFERENCE = re.compile(r"(?<!\\)(\\\\)*\$\{")  # to another setting or to an environment variable
 # Settings of an algorithm that an evaluation uses
-USED = [*SAMPLING_FIELDS, *"chat_template_kwargs discount reward_none num_agents collaboration_mode".split()]
-USED += ["generation_token_budget"]
+USED = {
+    *SAMPLING_FIELDS,
+    *"chat_template_kwargs discount reward_none num_agents collaboration_mode generation_token_budget".split(),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +153,7 @@ def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
             texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
             is_list = str(field.type).startswith("list")
             if is_list:
-                texts = [part for text in texts for part in text.strip("[]").replace(",", " ").split()]
+                texts = re.findall(r"[^\s,\[\]]+", " ".join(texts))
             parsed = [parse_value(text) for text in texts]
             values[field.name] = parsed if is_list or len(parsed) > 1 else parsed[0]
     return values
@@ -173,8 +175,10 @@ def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, c
     arguments.config = arguments.config and config_file("--config", arguments.config, RECIPES)
     config = arguments.config or next(filter(None, configs), None)
     if config is None and not (task is not None or arguments.dataset or arguments.override or arguments.task):
-        advice = "give the file of a training with --config, or the data with --dataset"
-        raise ConfigError(f"{arguments.teams[0]!r} is no folder of a run that tells the task: {advice}.")
+        raise ConfigError(
+            f"{arguments.teams[0]!r} is no folder of a run that tells the task: give the file of a training with "
+            "--config, or the data with --dataset."
+        )
     written, given = read_yaml(config), parse_overrides(arguments.override)
     algorithm = algorithm_of(written) or DEFAULT_ALGORITHM
     if config and not arguments.config:
@@ -199,8 +203,7 @@ def parse_evaluation(task: Task | None, argv: Sequence[str] | None, prog: str, c
         if not arguments.config and other and read_yaml(other).get("dataset") != read_yaml(config).get("dataset")
     ]
     teams = name_teams(arguments.teams, locations, configs, settings.task)
-    complete = complete_config(settings, teams, cross_play)
-    return Evaluation(settings, complete, teams, base, arguments)
+    return Evaluation(settings, complete_config(settings, teams, cross_play), teams, base, arguments)
 
 
 def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play: bool) -> EvaluationConfig:
@@ -215,7 +218,7 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
     changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
-        folder = Path(settings.sections["output"].base_dir) / "evaluation" / f"{teams[0].name}{more}"
+        folder = Path(settings.output.base_dir) / "evaluation" / f"{teams[0].name}{more}"
         changes["output_dir"] = str(folder)
     with config_errors("section `evaluation`: "):
         return dataclasses.replace(config, **changes)
@@ -226,7 +229,7 @@ def safe_settings(
     own: Task | None,
     config: str,
     arguments: argparse.Namespace,
-    used: Sequence[str] | None = None,
+    used: Collection[str] | None = None,
 ) -> dict[str, Any]:
     """
     Reads the settings in a team's `config.yaml` that an evaluation uses. Unless the file of --config has the same
@@ -237,7 +240,7 @@ def safe_settings(
         own (`Task`, *optional*): The program's task.
         config (`str`): Path of the team's file.
         arguments (`argparse.Namespace`): The command line.
-        used (`Sequence[str]`, *optional*): Settings in the algorithm's section that count; by default all.
+        used (`Collection[str]`, *optional*): Settings in the algorithm's section that count; by default all.
 
     Raises:
         ConfigError: the file asks for something else.
@@ -263,8 +266,7 @@ def safe_settings(
                 continue
             known = sections.get(section, {}).get(key)
             is_safe = check_safe(path, value, section in texts or path in texts, known.choices if known else ())
-            same = trusted.get(section) if not has_keys else (trusted.get(section) or {}).get(key)
-            if not is_safe and same != value:
+            if not is_safe and pop_path(trusted, path) != value:
                 raise ConfigError(consent(path, value, config))
             if has_keys:
                 kept.setdefault(section, {})[key] = value
@@ -319,9 +321,9 @@ def find_team(text: str) -> str:
     is_saved = saved and (Path(saved) / TEAM_FILE).is_file()
     if is_saved and ((config := find_config(saved)) is None or read_yaml(config) == written):
         return str(saved)
-    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
-    if checkpoints:
-        return str(max(checkpoints, key=lambda x: int(x.name[11:])))
+    checkpoint = last_checkpoint(text)
+    if checkpoint and (Path(checkpoint) / TEAM_FILE).is_file():
+        return checkpoint
     if is_saved:
         raise ConfigError(f"{text} saved its team in {saved}, where another team is now: give that folder to take it.")
     raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.")

@@ -59,8 +59,8 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
 
 def loading_arguments(model: AgentModel) -> dict[str, Any]:
     """Returns the arguments of `AutoModelForCausalLM.from_pretrained` that the user gave."""
-    names = ("revision", "gguf_file", "attn_implementation", "trust_remote_code")
-    return model.given(*names) | (model.model_init_kwargs or {})
+    given = model.given("revision", "gguf_file", "attn_implementation", "trust_remote_code")
+    return given | (model.model_init_kwargs or {})
 
 
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
@@ -109,8 +109,10 @@ def make_environment(settings: Settings, run_folder: Path) -> Environment:
         )
     roles = environment.task.roles if isinstance(environment, CentralizedEnvironment) else environment.roles
     if len(roles) != settings.num_agents:
-        problem = f"but the task has {len(roles)} roles: {', '.join(roles)}. Set it to {len(roles)}."
-        raise ConfigError(f"`{settings.algorithm}.num_agents` is {settings.num_agents}, {problem}")
+        raise ConfigError(
+            f"`{settings.algorithm}.num_agents` is {settings.num_agents}, but the task has {len(roles)} roles: "
+            f"{', '.join(roles)}. Set it to {len(roles)}."
+        )
     return environment
 
 

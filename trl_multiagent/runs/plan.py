@@ -7,6 +7,7 @@ the longest turn, the activations of a micro-batch, and the log-probabilities.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -189,8 +190,7 @@ def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) 
     with end_on_wrong_input(run.prog):
         environment = run.make_environment()
         datasets = run.load_datasets()
-        heading = "Plan: no weights were loaded, nothing was written."
-        print_plan(rollout_lines(run, environment, datasets), heading)
+        print_plan(rollout_lines(run, environment, datasets), "Plan: no weights were loaded, nothing was written.")
         if not {"bf16", "fp16", "use_cpu"} & run.arguments.keys():  # the default of a trainer depends on its machine
             run.training_args.bf16 = gpu != "T4"
         devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
@@ -216,8 +216,7 @@ def plan_size(run: PreparedRun, environment: Environment, items: Sequence[dict])
         from trl_multiagent.trainers.base.actor_critic_trainer import add_critics
 
         add_critics(team, args)
-    measured = [items[k] for k in range(min(len(items), MEASURED_ITEMS))]
-    prompts = first_prompts(args, team, environment, measured)
+    prompts = first_prompts(args, team, environment, [*itertools.islice(items, MEASURED_ITEMS)])
     longest = max((len(ids) for of_role in prompts for ids in of_role), default=0)
     longest += args.num_turns * args.max_completion_length
     size = size_of(team, reference, prompts, longest, not router_loss_coefs(team, args))

@@ -191,8 +191,10 @@ class PreparedRun(Settings):
             raise ConfigError(f"section `dataset`: {error}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
-            items = f"{len(train_dataset)} items, fewer than the {self.items_per_step} of one optimizer step"
-            raise ConfigError(f"`dataset.train_split` selects {items}. Lower `{self.algorithm}.items_per_device`.")
+            raise ConfigError(
+                f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of "
+                f"one optimizer step. Lower `{self.algorithm}.items_per_device`."
+            )
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
         return train_dataset, eval_dataset
@@ -248,7 +250,7 @@ def prepare_training(settings: Settings) -> PreparedRun:
     with end_on_wrong_input(settings.prog):
         training_args = make_training_args(settings)
         run = prepare_run(settings, training_args)
-    start_logging(run, training_args.disable_tqdm, training_args.process_index == 0)
+    start_logging(run, training_args.disable_tqdm)
     return run
 
 
@@ -310,12 +312,12 @@ def check_results(settings: Settings, args: Any) -> None:
     settings.notes += missing
 
 
-def start_logging(settings: Settings, disable_tqdm: bool, is_main_process: bool) -> None:
+def start_logging(settings: Settings, disable_tqdm: bool) -> None:
     """Shows this package's messages and the notes about the settings, in the main process."""
     logging.basicConfig(format="%(message)s")
     if disable_tqdm:
         hide_progress_bars()
-    if is_main_process:
+    if PartialState().is_main_process:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in settings.notes:
             print(f"{settings.prog}: note: {note}", file=sys.stderr)
@@ -372,5 +374,6 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         elif checkpoint and run.extras.resume_from_checkpoint != AUTO:
             read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
         if state.is_main_process:
-            advice = f"choose another RUN_ID or `{run.algorithm}.output_dir`"
-            run.reservation.enter_context(locked(run.run_folder, advice))
+            run.reservation.enter_context(
+                locked(run.run_folder, f"choose another RUN_ID or `{run.algorithm}.output_dir`")
+            )

@@ -24,6 +24,7 @@ from datasets import Dataset, concatenate_datasets, load_from_disk
 from peft import LoraConfig, PeftConfig
 from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import unset_hf_deepspeed_config
+from transformers.utils import flatten_dict
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
@@ -38,7 +39,7 @@ from trl_multiagent.preferences.collection import collect_preferences, load_pref
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import ITEM_ID, ROUND, columns_of
-from trl_multiagent.report.run_page import OWN_SECTIONS, by_path
+from trl_multiagent.report.run_page import OWN_SECTIONS
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
@@ -53,7 +54,7 @@ from trl_multiagent.runs.prepared import (
 )
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
 from trl_multiagent.runs.training import save_results, set_up_wandb, train_and_save, write_settings
-from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE
+from trl_multiagent.settings.algorithms import ALGORITHMS, ITERATIVE, import_class
 from trl_multiagent.settings.derive import Settings, argument_errors, check_models, make_training_args
 from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import AUTO, PEFT_DEFAULTS, RewardSettings
@@ -84,7 +85,7 @@ def run_preferences(settings: Settings) -> None:
         run = PreferenceRun(settings)
     prepared = run.prepared
     go_on = [] if prepared.has_named_folder else ["--output_dir", run.args.output_dir]
-    start_logging(prepared, run.args.disable_tqdm, run.state.is_main_process)
+    start_logging(prepared, run.args.disable_tqdm)
     prepared.introduce()
     with end_on_signal(prog, go_on), prepared.reservation:
         with end_on_wrong_input(prog):
@@ -207,10 +208,10 @@ def evaluate(now: Round) -> None:
             metrics = trainer.evaluate()
         now.results["eval"] = {name.removeprefix("eval_"): value for name, value in metrics.items()}
         reward = now.results["eval"]["reward"]
-    counts = (
-        f"{collection['candidates_scored']} answers scored, {collection['pairs']} pairs, {len(now.pairs)} trained on"
+    run.say(
+        f"Round {now.number + 1}: {collection['candidates_scored']} answers scored, {collection['pairs']} pairs, "
+        f"{len(now.pairs)} trained on, held-out reward {reward:.3f}"
     )
-    run.say(f"Round {now.number + 1}: {counts}, held-out reward {reward:.3f}")
 
 
 def save(now: Round) -> None:
@@ -266,26 +267,32 @@ class PreferenceRun:
             )
         if self.in_rounds and self.preference_dataset:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
-        self.args = args = make_training_args(settings, ALGORITHMS[self.trained_with].config_class(), **processed)
+        self.args = args = make_training_args(settings, self.trained_with, **processed)
         self.prepared = run = prepare_run(settings, args)
-        changes = {"disable_tqdm": args.disable_tqdm}
-        changes["output_dir"] = self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER))
+        changes = {
+            "disable_tqdm": args.disable_tqdm,
+            "output_dir": self.preference_dataset or str(self.part_of(0, PREFERENCES_FOLDER)),
+        }
         if self.in_rounds:
-            given = arguments.get("policy_checkpoint_dir")
-            self.teams_folder = Path(given or run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER)
+            own_folder = run.run_folder / ROUNDS_FOLDER / TEAMS_FOLDER
+            self.teams_folder = Path(arguments.get("policy_checkpoint_dir") or own_folder)
             changes["policy_checkpoint_dir"] = str(self.teams_folder)
             check_folder(f"`{algorithm}.policy_checkpoint_dir`", self.teams_folder)
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
         self.state = start_processes()
-        advice = f"choose another folder, or set `{algorithm}.resume_changes: allow`"
-        decisive = by_path({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
-        for name in FREE_KEYS:
-            decisive.pop(f"{algorithm}.{name}", None)
+        decisive = flatten_dict({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
-        self.stage = Stage(run.run_folder, "run", decisive, self.state, advice=advice)
+        self.stage = Stage(
+            run.run_folder,
+            "run",
+            decisive,
+            self.state,
+            free=[f"{algorithm}.{name}" for name in FREE_KEYS],
+            advice=f"choose another folder, or set `{algorithm}.resume_changes: allow`",
+        )
         if learn_reward in self.stages:
             self.reward_base = reward.reward_model_name or settings.model_list[0]
-            check_models(f"{algorithm}.reward_model_name", [self.reward_base], settings.task.models)
+            check_models(f"{algorithm}.reward_model_name", self.reward_base, settings.task.models)
             self.reward_args = make_reward_args(settings, reward, args)
             if reward.reward_peft is not None:
                 if reward.reward_freeze_backbone:
@@ -351,8 +358,7 @@ def with_reward_of(run: PreferenceRun, number: int, score_task: bool) -> Environ
     """Returns the task with the reward of a round's model."""
     with without_sharding(run.args), config_errors():
         reward = JointRewardModel(str(run.part_of(number, REWARD_FOLDER)))
-    checksum = checksum_of_weights(reward.model.parameters())
-    return ModelRewardEnvironment(run.environment, reward, score_task, checksum)
+    return ModelRewardEnvironment(run.environment, reward, score_task, checksum_of_weights(reward.model.parameters()))
 
 
 def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
@@ -365,7 +371,7 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
             args.output_dir, args.push_to_hub = str(folder), False
         checkpoint = prepared.resume_from_checkpoint or last_checkpoint(folder)
         forget_engine()
-        now.trainer = trainer = ALGORITHMS[run.trained_with].trainer_class()(
+        now.trainer = trainer = import_class(ALGORITHMS[run.trained_with].trainer)(
             team=prepared.load_team(run.roles, now.source),
             environment=environment,
             args=args,
@@ -505,10 +511,15 @@ def run_reward_model(settings: Settings) -> None:
         check_results(settings, args)
         environment = make_environment(settings, Path(args.output_dir))
         preferences = load_preferences(name, environment.roles)
-        start_logging(settings, args.disable_tqdm, args.process_index == 0)
+        start_logging(settings, args.disable_tqdm)
         if settings.dry_run:
-            pairs = f"{name}, {len(preferences)} pairs"
-            return print_plan({"starts from": base, "preferences": pairs, "folder": args.output_dir})
+            return print_plan(
+                {
+                    "starts from": base,
+                    "preferences": f"{name}, {len(preferences)} pairs",
+                    "folder": args.output_dir,
+                }
+            )
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
         with end_on_signal(prog, []), end_with_one_line(prog):
@@ -524,10 +535,12 @@ def make_args(settings: Settings) -> JointRewardConfig:
         raise ConfigError("A reward model starts from one model: set `agent_model.name` instead of `agents`.")
     if model.is_quantized:
         raise ConfigError("`agent_model.load_in_4bit` and `load_in_8bit` are for teams.")
-    values: dict[str, Any] = {"output_dir": str(Path(settings.output.base_dir) / SECTION)}
-    values |= settings.arguments_of(JointRewardConfig)
     has_base = model.torch_dtype and (model.use_peft or settings.has_peft_section)  # of an adapter
-    values["model_init_kwargs"] = ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model)
+    values = {
+        "output_dir": str(Path(settings.output.base_dir) / SECTION),
+        **settings.arguments_of(JointRewardConfig),
+        "model_init_kwargs": ({"dtype": model.torch_dtype} if has_base else {}) | loading_arguments(model),
+    }
     return checked_args(SECTION, settings.values[SECTION], values)
 
 
@@ -546,7 +559,7 @@ def checked_args(section: str, given: dict[str, Any], values: dict[str, Any]) ->
 
 
 def train_reward_model(
-    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None = None
+    model: str, args: JointRewardConfig, preferences: Dataset, roles: list[str], peft_config: PeftConfig | None
 ) -> None:
     """
     Trains a joint reward model and saves it in `args.output_dir`, with its report and card. An interrupted training is

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.console import one_line
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.imports import TASKS, import_object
@@ -128,8 +127,7 @@ def end_with_one_line(prog: str) -> Iterator[None]:
     except ImportError as error:
         fail(prog, f"A library is missing: {error}. Install it, or correct the import.")
     except OtherProcessError as error:
-        print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(1)
+        fail(prog, error, status=1)
     except Exception as error:  # libraries raise errors of many kinds
         if is_lost_process(error):
             fail(prog, f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}.")
@@ -180,7 +178,7 @@ def settings_of(
     task: Task | None,
     layers: Sequence[Layer],
     prog: str,
-    config: str | None = None,
+    config: str | None,
 ) -> Settings:
     """
     Merges and checks layers of settings, see [`read_settings`]. Later layers win. `config`: the file of the first
@@ -264,8 +262,14 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         help="Show the usual settings; with 'all', every one.",
     )
     recipe.add_argument("--config", metavar="FILE", help="YAML file with the sections listed below.")
-    override_help = f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2."
-    recipe.add_argument("--override", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=override_help)
+    recipe.add_argument(
+        "--override",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
+    )
     recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
     return parser
 
@@ -296,12 +300,11 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
     Prints the help of a recipe: common settings; with `full`, all of them (imports TRL).
     """
     flags = {flag: f"Short for --override {path}=VALUE." for flag, path in TRL_FLAGS.items()}
-    known = algorithm_keys(algorithm)
-    usual = {name: text for name, text in USUAL.items() if name in known}
+    keys = algorithm_keys(algorithm, documented=full)
+    usual = {name: text for name, text in USUAL.items() if name in keys}
     if full:
         flags |= {name: key.help for name, key in keys_of(AgentModel).items()}
-        keys = algorithm_keys(algorithm, documented=True).items()
-        usual = {name: f"{key.help} (default: {key.default})" for name, key in keys if name not in flags}
+        usual = {name: f"{key.help} (default: {key.default})" for name, key in keys.items() if name not in flags}
     for title, texts in (
         ("flags for the model and the data, named as in TRL's scripts", flags),
         (f"flags that are also keys of the section '{algorithm}'", usual),
@@ -310,7 +313,7 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
         for name, text in texts.items():
             group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
-    print(parser.format_help(), end="", file=sys.stdout)
+    parser.print_help()
 
 
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:

@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from trl_multiagent.console import text_table
+from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.report.html import REPORT_FILE, write_page
@@ -77,15 +77,18 @@ def train_with_seeds(
             print(f"{len(runs)} runs, in {', '.join(map(str, runs))}. The plan of the first one:", flush=True)
             return subprocess.run(commands[runs[0].name]).returncode, runs
         from accelerate import PartialState
+        from transformers.utils import flatten_dict
 
         from trl_multiagent.jobs.stage import Stage
-        from trl_multiagent.report.run_page import by_path
 
-        shared = by_path(settings.merged)
-        for path in (f"{algorithm}.output_dir", "output.base_dir"):
-            shared.pop(path, None)
-        advice = "choose another --output_dir"
-        stage = Stage(folder, "training with several seeds", shared, PartialState(), advice=advice)
+        stage = Stage(
+            folder,
+            "training with several seeds",
+            flatten_dict(settings.merged),
+            PartialState(),
+            free=(f"{algorithm}.output_dir", "output.base_dir"),
+            advice="choose another --output_dir",
+        )
         with stage.open():
             missing = {name: command for name, command in commands.items() if not stage.has(f"{name}.json")}
             status = run_all(missing, num_jobs, lambda name: stage.save(f"{name}.json", []), folder)
@@ -210,8 +213,10 @@ def runs_in(folder: Path) -> list[Path]:
         for path in sorted(folder.glob(pattern))
     ]
     if not runs:
-        names = ", ".join((RUN_FILE, *EVALUATION_FILES))
-        raise ValueError(f"{folder} holds none of {names}: give the output folder of a run or an evaluation.")
+        raise ValueError(
+            f"{folder} holds none of {', '.join((RUN_FILE, *EVALUATION_FILES))}: give the output folder of a run or "
+            "an evaluation."
+        )
     return runs
 
 
@@ -223,7 +228,7 @@ def experiments() -> dict[str, dict[str, Any]]:
     Returns the experiments by name: `about`, `train` and `evaluate`, the arguments of these commands, and `published`,
     rows of a table.
     """
-    return yaml.safe_load((files("trl_multiagent") / "data" / "experiments.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(read_data("experiments.yaml"))
 
 
 def run_experiment(

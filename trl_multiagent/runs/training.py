@@ -18,10 +18,9 @@ from trl_multiagent.models.pretrained import hub_id
 from trl_multiagent.runs.plan import print_plan, rollout_lines
 from trl_multiagent.runs.prepared import PreparedRun, check_run, check_team, prepare_training
 from trl_multiagent.runs.run import end_on_wrong_input, end_with_one_line
-from trl_multiagent.settings.algorithms import ALGORITHMS
+from trl_multiagent.settings.algorithms import ALGORITHMS, import_class
 from trl_multiagent.settings.derive import Settings
 from trl_multiagent.settings.schema import Wandb
-from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import writing
 
 
@@ -38,23 +37,20 @@ def train_on_rollouts(settings: Settings) -> None:
             environment.prepare(run.training_args.num_turns)
             train_dataset, eval_dataset = run.load_datasets()
         check_run(run, environment, train_dataset)
-        with end_on_wrong_input(run.prog):
-            team = run.load_team(environment.roles)
-        train(run, environment, team, train_dataset, eval_dataset)
+        train(run, environment, train_dataset, eval_dataset)
 
 
 def train(
     run: PreparedRun,
     environment: Environment,
-    team: AgentTeam,
     train_dataset: Dataset,
     eval_dataset: Dataset | None,
     callback: Callable[[Any], TrainerCallback] | None = None,
 ) -> None:
-    """Trains a team and saves it. `callback` makes an additional callback from the trainer."""
+    """Loads a team, trains it and saves it. `callback` makes an additional callback from the trainer."""
     with end_on_wrong_input(run.prog):
-        trainer = ALGORITHMS[run.algorithm].trainer_class()(
-            team=team,
+        trainer = import_class(ALGORITHMS[run.algorithm].trainer)(
+            team=run.load_team(environment.roles),
             environment=environment,
             args=run.training_args,
             train_dataset=train_dataset,

@@ -20,12 +20,6 @@ class Algorithm(NamedTuple):
     parts: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = {}  # of the section, where they differ from the classes' defaults
 
-    def config_class(self) -> type:
-        return import_class(self.config)
-
-    def trainer_class(self) -> type:
-        return import_class(self.trainer)
-
 
 def import_class(path: str) -> Any:
     """Imports a class, or another object of a module, by a path such as `package.module.Class`."""

@@ -3,12 +3,11 @@
 import contextlib
 import importlib.util
 import os
-import typing
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from huggingface_hub.utils import validate_repo_id
 
@@ -25,6 +24,7 @@ from trl_multiagent.settings.algorithms import (
     ITERATIVE,
     PREFERENCE_ALGORITHMS,
     SINGLE_AGENT,
+    import_class,
 )
 from trl_multiagent.settings.read import HISTORY, ConfigError, Layer, check, config_errors
 from trl_multiagent.settings.schema import (
@@ -194,8 +194,9 @@ def check_settings(algorithm: str, task: Task, merged: Layer) -> Settings:
         raise ConfigError(f"`{algorithm}.collaboration_mode: centralized` is for several roles, but there is one.")
     if settings.agents is not None and len(settings.agents) != settings.num_policies:
         reason = "`collaboration_mode: centralized`" if settings.is_centralized else "`num_agents`"
-        counts = f"{len(settings.agents)} entries for {settings.num_policies} agents"
-        raise ConfigError(f"`agents` has {counts} ({reason}).")
+        raise ConfigError(
+            f"`agents` has {len(settings.agents)} entries for {settings.num_policies} agents ({reason})."
+        )
     return settings
 
 
@@ -322,8 +323,10 @@ def complete_arguments(settings: Settings) -> None:
     precision = {"bfloat16": "bf16", "float16": "fp16"}.get(model.torch_dtype or "")
     if precision in algorithm_keys(algorithm) and not {"bf16", "fp16"} & arguments.keys():
         arguments[precision] = True
-        compute = f"is the data type to compute in (`{algorithm}.{precision}: true`)"
-        notes.append(f"`agent_model.torch_dtype: {model.torch_dtype}` {compute}; trained weights are float32.")
+        notes.append(
+            f"`agent_model.torch_dtype: {model.torch_dtype}` is the data type to compute in "
+            f"(`{algorithm}.{precision}: true`); trained weights are float32."
+        )
     if settings.output.verbose:
         arguments.setdefault("log_completions", True)
     if settings.wandb.project:
@@ -359,7 +362,7 @@ def complete_critics(settings: Settings) -> None:
     Derives the trainer's arguments about critics from their sections and CoMLRL's names, see [`complete_arguments`].
     """
     algorithm, arguments, notes = settings.algorithm, settings.arguments, settings.notes
-    extras = typing.cast(CriticExtras, settings.extras)
+    extras = cast(CriticExtras, settings.extras)
     separate = extras.use_separate_critic
     if separate is False:
         arguments.setdefault("critic_form", "head")
@@ -384,19 +387,19 @@ def complete_critics(settings: Settings) -> None:
         arguments["critic_models"] = models
 
 
-def make_training_args(settings: Settings, config_class: type | None = None, **changes: Any) -> Any:
+def make_training_args(settings: Settings, trained_with: str | None = None, **changes: Any) -> Any:
     """
-    Makes the trainer's arguments with `config_class`, by default the algorithm's. Raises `ConfigError` if it refuses a
-    value.
+    Makes the arguments of the algorithm's trainer, or of the trainer of the algorithm `trained_with`. Raises
+    `ConfigError` if their class refuses a value.
     """
-    algorithm, config_class = settings.algorithm, config_class or ALGORITHMS[settings.algorithm].config_class()
-    names = {field.name for field in fields(config_class)}  # the section may be about a collection, too
+    algorithm = settings.algorithm
+    config_class = import_class(ALGORITHMS[trained_with or algorithm].config)
+    arguments = settings.arguments_of(config_class) | changes  # the section may be about a collection, too
     if algorithm in ITERATIVE:
-        names -= {"num_iterations"}  # the rounds; to a trainer, it is the number of steps on each batch
-    if "num_agents" in names:
-        changes["num_agents"] = settings.num_policies
-    arguments = {name: value for name, value in settings.arguments.items() if name in names} | changes
-    given = {name: value for name, value in settings.values[algorithm].items() if name in names}
+        arguments.pop("num_iterations", None)  # the rounds; to a trainer, it is the number of steps on each batch
+    if "num_agents" in arguments:
+        arguments["num_agents"] = settings.num_policies
+    given = {name: value for name, value in settings.values[algorithm].items() if name in arguments}
     with argument_errors(algorithm, given, arguments):
         args = config_class(**arguments)  # computes the size of a tree and the number of processes
         more = batch_arguments(settings, args)

@@ -161,10 +161,10 @@ def config_errors(where: str = "", kinds: tuple[type[Exception], ...] = (ValueEr
         raise ConfigError(f"{where}{error}") from error
 
 
-def fail(prog: str, error: Exception | str) -> NoReturn:
-    """Ends the program as `argparse` does after a wrong argument: one line, and exit status 2."""
+def fail(prog: str, error: Exception | str, status: int = 2) -> NoReturn:
+    """Ends the program with one line, by default with the status of `argparse` after a wrong argument."""
     print(f"{prog}: error: {one_line(str(error))}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)
 
 
 # Layers
@@ -275,11 +275,11 @@ def pop_path(layer: Layer, path: str) -> Any:
     return layer.pop(name, MISSING)
 
 
-def rename(algorithm: str, layer: Layer) -> None:
+def rename(algorithm: str, layer: Layer) -> Layer:
     """
-    Replaces alternative names of settings by ours, in place. If ours has another value, an unused value stays under
-    its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have the name of the
-    algorithm of a round.
+    Replaces alternative names of settings by ours in a layer, and returns it. If ours has another value, an unused
+    value stays under its alternative name, and [`check`] reports it. The section of an algorithm in rounds may have
+    the name of the algorithm of a round.
     """
     moved = {ITERATIVE[algorithm]: algorithm} if algorithm in ITERATIVE else {}
     if isinstance(layer.get("task"), dict):
@@ -307,7 +307,8 @@ def rename(algorithm: str, layer: Layer) -> None:
     for path, spellings in VALUES.items():
         value = pop_path(layer, path)
         if value is not MISSING:
-            set_path(layer, path, spellings.get(value, value) if isinstance(value, str) else value)
+            set_path(layer, path, spellings.get(str(value), value))
+    return layer
 
 
 def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
@@ -317,10 +318,7 @@ def named(names: Mapping[str, str], algorithm: str) -> dict[str, str]:
 
 def renamed(algorithm: str, layers: Iterable[Layer]) -> Layer:
     """Merges layers under the names of this release. Two names of a setting may differ in different layers."""
-    layers = list(layers)
-    for layer in layers:
-        rename(algorithm, layer)
-    return merge(layers)
+    return merge(rename(algorithm, layer) for layer in layers)
 
 
 def merge(layers: Iterable[Layer]) -> Layer:
@@ -360,10 +358,9 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
     # Many settings of an evaluation have the same name as one of the training. The latter is suggested first
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     overruled, secrets = named(OVERRULED, algorithm), named(SECRETS, algorithm)
-    other_names, no_effect = named(RENAMED, algorithm) | overruled, set()
-    for section, unused in NO_EFFECT.items():
-        section = section.format(algorithm=algorithm)
-        no_effect |= {f"{section}.{name}".lstrip(".") for name in unused.split()} - known.keys()
+    other_names = named(RENAMED, algorithm) | overruled
+    unused = (f"{section}.{name}" for section, names in NO_EFFECT.items() for name in names.split())
+    no_effect = {path.format(algorithm=algorithm).lstrip(".") for path in unused} - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):

@@ -3,15 +3,14 @@ The sections of a recipe's YAML file, one dataclass each. The section of an algo
 configuration class.
 """
 
-import dataclasses
 import functools
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from trl_multiagent.environments.task import DatasetSource, Task
 from trl_multiagent.evaluation.config import EvaluationConfig
+from trl_multiagent.folders import read_json
 from trl_multiagent.limits import Key, keys_of, setting
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, RL_ALGORITHMS, import_class
 
@@ -298,7 +297,7 @@ def inherited() -> dict[str, Keys]:
     Returns the fields of the configuration classes by the classes' import paths, without their help, from a file, so
     that settings are checked before TRL is imported. `scripts/data/write_inherited.py` writes the file.
     """
-    saved = json.loads(INHERITED.read_text(encoding="utf-8"))
+    saved = read_json(INHERITED)
     keys = [
         (name, Key(eval(hint, {"Any": Any, "Literal": Literal}), default, limits, "", is_supported))
         for name, hint, default, limits, is_supported in saved["fields"]
@@ -312,9 +311,7 @@ def algorithm_keys(algorithm: str, documented: bool = False) -> Keys:
     keys = keys_of(extras_of(algorithm))
     for path in (*entry.parts, entry.config):
         keys = (keys_of(import_class(path)) if documented else inherited()[path]) | keys
-    return {
-        name: dataclasses.replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()
-    }
+    return {name: replace(key, default=entry.defaults.get(name, key.default)) for name, key in keys.items()}
 
 
 def known_settings(algorithm: str, task: Task) -> dict[str, Keys]:

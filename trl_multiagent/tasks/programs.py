@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.code.program_runner import ProgramRunner
-from trl_multiagent.code.sandbox import Sandbox, SandboxError
-from trl_multiagent.code.sandbox.sandbox import TIERS
+from trl_multiagent.code.sandbox import TIERS, Sandbox, SandboxError
 from trl_multiagent.environments.base import Environment, prompts_of_one
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError

@@ -294,8 +294,7 @@ class Sandbox(contextlib.AbstractContextManager):
                 read_checks(program.checks, program.unittest)
                 read_asserts(program.setup)
             except (SyntaxError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-                raise ValueError(f"a program's checks cannot be compiled: {problem}") from error
+                raise ValueError(f"a program's checks cannot be compiled: {type(error).__name__}: {error}") from error
         tasks = [_Task(program) for program in programs]
         waiting, to_retry = deque(tasks), deque[_Task]()
         slow_after = SLOW_SECONDS if self._slots else FIRST_SLOW_SECONDS

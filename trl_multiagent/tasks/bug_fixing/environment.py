@@ -33,12 +33,12 @@ from trl_multiagent.code.dependencies import (
     IMPORTS,
     PARSE_ERRORS,
     all_tables,
+    binds_of,
     bound_names,
     called_name,
     depth,
 )
-from trl_multiagent.code.extraction import MAX_CHARS as MAX_COMPLETION
-from trl_multiagent.code.extraction import join_sources, read_function
+from trl_multiagent.code.extraction import MAX_CHARS, join_sources, read_function
 from trl_multiagent.code.sandbox import Check, Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompts
@@ -50,7 +50,7 @@ REWARD_VERSION = 3
 FIX, TESTS, WRONG_TESTS, REWRITE = 2.0, 2.0, -0.5, -0.25
 CHECK_TIMEOUT = 1.0  # seconds for each test
 MAX_TESTS = 8
-MAX_CHARS = 400  # of a test
+MAX_TEST_CHARS = 400
 MAX_DIGITS = 30  # of an integer in a test
 MAX_DEPTH = 20  # of a test's syntax tree
 MAX_ENDS = 8  # closing parentheses in a call of a function's text that are tried as its end
@@ -239,7 +239,7 @@ def read_repair(completion: str, item: dict) -> str:
     Returns the faulty program with the function of a completion, which need not repeat what stands around it.
     """
     code = read_function(completion, item["entry_point"])
-    own = set().union(*(statement.binds for statement in code.statements))
+    own = binds_of(code.statements)
     before, after = list[str](), list[str]()
     part = before
     for node in ast.parse(item["faulty"]).body:
@@ -255,8 +255,11 @@ def fix_metrics(item: dict, source: str, verdict: Verdict) -> dict[str, float]:
     """Returns the metrics of a repair from its results on the hidden tests."""
     gained = (verdict.passed - item["faulty_passes"]) / (verdict.total - item["faulty_passes"])
     extra = changed_share(source, item["faulty"]) - changed_share(item["reference"], item["faulty"])
-    is_right = float(verdict.passed == verdict.total)
-    return {PASSED: is_right, "fix": max(0.0, gained), "rewritten": max(0.0, extra)}
+    return {
+        PASSED: float(verdict.passed == verdict.total),
+        "fix": max(0.0, gained),
+        "rewritten": max(0.0, extra),
+    }
 
 
 def changed_share(source: str, faulty: str) -> float:
@@ -293,7 +296,7 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     """
     tests = []
     calls = []
-    for line in completion.splitlines() if len(completion) <= MAX_COMPLETION else ():
+    for line in completion.splitlines() if len(completion) <= MAX_CHARS else ():
         try:
             test, call = read_test(line.strip(), entry_point)
         except PARSE_ERRORS:
@@ -311,7 +314,7 @@ def read_test(line: str, entry_point: str) -> tuple[str, Any]:
     Returns the test in a line, and the arguments of its call. The assert's message, which could be any expression, is
     left out. Raises one of `PARSE_ERRORS` if the line is no test.
     """
-    if not line.startswith("assert") or len(line) > MAX_CHARS:
+    if not line.startswith("assert") or len(line) > MAX_TEST_CHARS:
         raise ValueError(line)
     with warnings.catch_warnings(action="ignore"):  # such as those about escapes in strings
         (node,) = ast.parse(line).body
@@ -377,7 +380,7 @@ def examples(text: str, name: str) -> list[Any]:
     """Returns the arguments of the calls with literals in the text of a function, such as those in its docstring."""
     found = []
     for match in re.finditer(rf"\b{re.escape(name)}\(", text):
-        rest = text[match.start() : match.start() + MAX_CHARS]
+        rest = text[match.start() : match.start() + MAX_TEST_CHARS]
         for end in [k + 1 for k, character in enumerate(rest) if character == ")"][:MAX_ENDS]:
             try:
                 found += calls_in(ast.parse(rest[:end], mode="eval"), name)

@@ -81,8 +81,12 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     kept = [row for row in rows if row["tests"]]
     if any(row["folder"] for row in kept) and not (sandbox or Sandbox()).has_folders():
         able = [row for row in kept if not row["folder"]]
-        message = "%s: %d of %d classes are left out, because the sandbox has no folder for their files."
-        logger.warning(message, name, len(kept) - len(able), len(kept))
+        logger.warning(
+            "%s: %d of %d classes are left out, because the sandbox has no folder for their files.",
+            name,
+            len(kept) - len(able),
+            len(kept),
+        )
         kept = able
     if not kept:
         raise ValueError(f"{name}, split {split or 'test'}: no class has tests that its reference passes.")

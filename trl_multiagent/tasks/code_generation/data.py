@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from trl_multiagent.code.dependencies import FUNCTIONS, IMPORTS, PARSE_ERRORS, all_tables, bound_names, names_in
 from trl_multiagent.code.extraction import join_sources
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox import read_asserts
 from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
@@ -40,8 +39,6 @@ from trl_multiagent.tasks.code_generation.item_facts import read_problem
 from trl_multiagent.tasks.code_generation.reward import AUX, COLLABORATION, KINDS, MAIN, CodeReward
 from trl_multiagent.tasks.programs import SandboxSettings
 
-
-logger = logging.getLogger(__name__)
 
 DATASET_TYPES = ("humaneval", "coophumaneval", "mbpp")
 FIELDS = ("task_id", "prompt", "entry_point", "test")

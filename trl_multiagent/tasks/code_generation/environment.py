@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.code.sandbox import Check, Sandbox
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox import Check, Sandbox, read_asserts
 from trl_multiagent.console import MAX_TEXT, shown_line
 from trl_multiagent.environments.base import (
     PASSED_HIDDEN,
@@ -149,7 +148,7 @@ def feedback_for(
     item: dict,
     result: CodeResult,
     checks: Sequence[Check],
-    edits: str | None = None,
+    edits: str | None,
 ) -> list[str]:
     """
     Returns the lines of feedback for one agent.
@@ -161,7 +160,7 @@ def feedback_for(
         item (`dict`): The dataset row.
         result (`CodeResult`): How the joint answer of the last turn was judged.
         checks (`Sequence[Check]`): The results of the asserts that the feedback may be about; empty if none was run.
-        edits (`str`, *optional*): What the expert proposes for the agent's function.
+        edits (`str` or `None`): What the expert proposes for the agent's function.
     """
     if mode == PASSED:
         passed = bool(checks) and all(check.status == "passed" for check in checks)
@@ -347,7 +346,7 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         """
         later = [k for k, history in enumerate(histories) if history]
         edits = {}
-        if self.expert is not None and later:
+        if self.expert is not None:
             proposed = self.expert.propose([items[k] for k in later], [histories[k][-1] for k in later])
             edits = dict(zip(later, proposed, strict=True))
         return [

@@ -5,11 +5,10 @@ Its prompt contains no tests and no results of tests. Each agent gets the edits 
 """
 
 import contextlib
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trl_multiagent.endpoints import (
@@ -23,7 +22,7 @@ from trl_multiagent.endpoints import (
     endpoint_section,
     make_endpoint,
 )
-from trl_multiagent.environments.base import Turn
+from trl_multiagent.environments.base import Turn, as_messages
 from trl_multiagent.environments.task import setting
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.tasks.code_generation.reward import AUX, CodeResult
@@ -73,7 +72,7 @@ class ExpertSettings(endpoint_section(KEYS, own=("model", "temperature"))):  # t
         given = {field: getattr(self, key) for field, key in KEYS.items()}
         endpoint = make_endpoint(**given, called=lambda field: f"external.{KEYS[field]}")
         if endpoint.temperature is None and endpoint.api != ANTHROPIC:
-            return dataclasses.replace(endpoint, temperature=DEFAULT_TEMPERATURE)
+            return replace(endpoint, temperature=DEFAULT_TEMPERATURE)
         return endpoint
 
 
@@ -101,7 +100,7 @@ class Expert:
         edits are missing. Raises [`UnavailableError`] if there is no answer, and `expert_on_failure` is not `"plain"`.
         """
         texts = [expert_question(*x, self.roles) for x in zip(items, turns, strict=True)]
-        asked = [Question(({"role": "user", "content": text},)) for text in texts]
+        asked = [Question(tuple(as_messages(text))) for text in texts]
         stops = self.settings.expert_on_failure == "error"
         answers = self.client.ask(asked, stop_at_failure=stops)
         failures = [answer for answer in answers if isinstance(answer, Exception)]

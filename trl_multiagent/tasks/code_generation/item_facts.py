@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trl_multiagent.code.dependencies import PARSE_ERRORS, called_name, first_line
-from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.program import read_asserts
+from trl_multiagent.code.sandbox import Program, Verdict, read_asserts
 
 
 CONSTANTS = ("True", "False", "None", "0", "1", "-1", "0.0", "''", "[]", "()", "{}")
@@ -163,8 +162,7 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
         examples |= shown_tests(item["prompt"], item["test"], entry_point)
         constants = dict.fromkeys([*examples.values(), *_test_constants(item["test"])])
         own = [constant for constant in constants if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
-    numbers = range(1, total + 1)
-    lines = [f"    assert {name} >= {number}" for name in ("trivial", "reference") for number in numbers]
+    lines = [f"    assert {name} > {number}" for name in ("trivial", "reference") for number in range(total)]
     source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
         source = f"{item['prompt']}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"

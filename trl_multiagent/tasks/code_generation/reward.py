@@ -11,11 +11,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trl_multiagent.code.dependencies import IMPORTS, called_name, names_in
+from trl_multiagent.code.dependencies import IMPORTS, binds_of, called_name, names_in
 from trl_multiagent.code.extraction import Code, join_sources, read_function
 from trl_multiagent.code.program_runner import ProgramRunner
-from trl_multiagent.code.sandbox import Program, Verdict
-from trl_multiagent.code.sandbox.program import EXPERIMENTS, read_asserts
+from trl_multiagent.code.sandbox import EXPERIMENTS, Program, Verdict, read_asserts
 from trl_multiagent.console import printable
 from trl_multiagent.environments.base import PASSED, JointAction, Outcome
 from trl_multiagent.tasks.code_generation.item_facts import ItemFacts, facts_program, read_facts, read_problem
@@ -170,8 +169,7 @@ class CodeReward:
         }
         verdicts = dict(zip(programs, self.runner.run([*programs.values()]), strict=True))
         for k in [k for k, x in verdicts.items() if analyses[k].is_opaque and x.definitions.status != "passed"]:
-            problem = f"`{items[k]['entry_point']}` cannot be called"
-            analyses[k] = replace(analyses[k], main_problem=problem)
+            analyses[k] = replace(analyses[k], main_problem=f"`{items[k]['entry_point']}` cannot be called")
             del programs[k], verdicts[k]
         shown = self._make_experiments(kinds, analyses, programs, verdicts, facts, trees)
         results = [
@@ -206,22 +204,21 @@ class CodeReward:
             for k, program in programs.items()
             if verdicts[k].passed and 0 < verdicts[k].calls.get(AUX, 0) <= MAX_CALLS
         }
+
+        def find_effects(chosen: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+            """Makes the chosen experiments, by index, in order until one has no effect. Returns those with one."""
+            made = self.runner.run_experiments([replace(called[k], experiments=names) for k, names in chosen.items()])
+            return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
+
         solving = [k for k in called if "earned" in kinds and facts[k].share(verdicts[k].passed) > 0]
         asks = called if "paper" in kinds and self.collaboration == "executed" else ()  # whether they need aux
         chosen = dict.fromkeys(asks, EXPERIMENTS[:1]) | dict.fromkeys(solving, EXPERIMENTS)
         shared = shared_experiments([called[k] if k in chosen else None for k in range(len(analyses))], trees)
-        effects = self._find_effects(called, {k: names for k, names in chosen.items() if k not in shared})
+        effects = find_effects({k: names for k, names in chosen.items() if k not in shared})
         # A main that answers itself if aux says nothing may still depend on what aux says
-        others = self._find_effects(called, {k: ("constant",) for k, effective in effects.items() if not effective})
+        others = find_effects({k: ("constant",) for k, effective in effects.items() if not effective})
         made = {k: (bool(effects[k] or others[k]), effects[k] == EXPERIMENTS[:-1]) for k in effects}
         return {k: (*made[shared.get(k, k)], k in shared) for k in chosen}
-
-    def _find_effects(
-        self, programs: dict[int, Program], chosen: dict[int, tuple[str, ...]]
-    ) -> dict[int, tuple[str, ...]]:
-        """Makes the chosen experiments, by index, each in order until one has no effect. Returns those with one."""
-        made = self.runner.run_experiments([replace(programs[k], experiments=names) for k, names in chosen.items()])
-        return {k: verdict.effective for k, verdict in zip(chosen, made, strict=True)}
 
     def _analyze(self, item: dict, joint_action: JointAction) -> Analysis:
         """
@@ -435,9 +432,8 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
     """
     if not (aux.defined and main.defined) or aux.error or main.error:
         return False
-    statements = (*aux.statements, *main.statements)
-    replaced = any(AUX in statement.binds for statement in main.statements)
-    return not replaced and not any({AUX, entry_point} & statement.declares for statement in statements)
+    declared = set().union(*(statement.declares for statement in (*aux.statements, *main.statements)))
+    return AUX not in binds_of(main.statements) and not {AUX, entry_point} & declared
 
 
 def _size_share(aux: Code, main: Code) -> float:

@@ -182,12 +182,10 @@ class Process:
                 if not chunk:
                     raise Died("the program ended its process")
                 self.inbox.data += chunk
-            if type(message) is not dict:
+            if type(message) is not dict or type(message.get("suspicious", "")) is not str:
                 raise WireError("a message that breaks the protocol")
             if "suspicious" not in message:
                 return message
-            if type(message["suspicious"]) is not str:
-                raise WireError("a message that breaks the protocol")
             self.evaluation.note(message["suspicious"])
 
     def _wait(self, event: int) -> None:

@@ -38,8 +38,18 @@ def _leave(value: Any) -> None:
 
 # The number of each is its place, from 1. Number 0 is the entry point
 OPERATIONS: tuple[Callable, ...] = (
-    *(getattr, setattr, delattr, len, operator.getitem, operator.setitem, operator.delitem),
-    *(_items, str, next, _enter, _leave),
+    getattr,
+    setattr,
+    delattr,
+    len,
+    operator.getitem,
+    operator.setitem,
+    operator.delitem,
+    _items,
+    str,
+    next,
+    _enter,
+    _leave,
 )
 
 

@@ -33,6 +33,7 @@ ZYGOTE_SECONDS = 60.0  # for the zygote's answers
 MAX_SLOWDOWN = 100
 MAX_NOTES = 16  # suspicious acts of one program
 MAX_ENDED_CANDIDATES = 10  # after so many, the rest of a program's checks does not run
+CALL_ERRORS = (Exception, Timeout, Died)  # what a call of the candidate may raise
 
 
 def main(job_fd: int, control_fd: int, progress_fd: int, config: dict) -> None:
@@ -171,7 +172,7 @@ class Evaluation:
         try:
             self._start_helper()
             ablation.repeat()
-        except (Exception, Timeout, Died) as error:
+        except CALL_ERRORS as error:
             self._record(error)
         finally:
             self.end_candidate()
@@ -218,7 +219,7 @@ class Evaluation:
         self.namespace = namespace = vars(sys.modules["checks"])
         if self.job["folder"]:
             gc.collect()  # closes files of the last program's checks, which take space as long as they are open
-        namespace["__caught__"] = (Exception, Timeout, Died, CheckLost)
+        namespace["__caught__"] = (*CALL_ERRORS, CheckLost)
         namespace |= {"__begin__": self.begin_check, "__end__": self._end_check, "__settle__": self.settled.update}
         exec(_compile(self.job["setup"]), namespace)
         namespace["candidate"] = namespace[entry_point] = candidate
@@ -276,8 +277,7 @@ class Evaluation:
     def start_candidate(self) -> None:
         """Forks a candidate, which runs the program's definitions."""
         if len(self.job["source"]) > wire.MAX_SOURCE:
-            error = f"the source has more than {wire.MAX_SOURCE} characters"
-            self.definitions = _result("error", "", error)
+            self.definitions = _result("error", error=f"the source has more than {wire.MAX_SOURCE} characters")
             raise GiveUp
         make = self.test_methods.stand_in if self.test_methods else self._stand_in
         self.references = References(make, self.job["unittest"])
@@ -293,7 +293,7 @@ class Evaluation:
                 program["called"] = self.job["watch"][0]
             self.process = Process(self, 0, self.references)
             self._count_calls(self._define(self.process, program))
-        except (Exception, Timeout, Died) as error:
+        except CALL_ERRORS as error:
             self._record(error)
             self.definitions.status, self.definitions.error = outcome(error)
             raise GiveUp from error
@@ -303,8 +303,16 @@ class Evaluation:
     def _start_helper(self) -> None:
         """Forks a candidate that runs the helper's definitions, and then answers calls of the watched function."""
         self.helper = Process(self, 1, DataOnly())
-        program = {"source": self.job["helper"], "entry_point": self.job["watch"][0], "watch": (), "is_helper": True}
-        self._define(self.helper, program | {"unittest": False, "folder": False, "called": ""})
+        program = {
+            "source": self.job["helper"],
+            "entry_point": self.job["watch"][0],
+            "watch": (),
+            "is_helper": True,
+            "unittest": False,
+            "folder": False,
+            "called": "",
+        }
+        self._define(self.helper, program)
 
     def _define(self, process: Process, program: dict) -> Any:
         """Has a process run a program's definitions. Returns the calls of watched functions that it reports."""
@@ -354,7 +362,7 @@ class Evaluation:
             if self.ablation and function == 0:
                 return self.ablation.enter(lambda: self._ask(function, args, kwargs), args, kwargs)
             return self._ask(function, args, kwargs)
-        except (Exception, Timeout, Died, StepLost) as error:
+        except (*CALL_ERRORS, StepLost) as error:
             self._record(error)
             raise
         finally:
@@ -401,7 +409,10 @@ class Evaluation:
         """Sends a message to a process, answers its calls, and returns its answer."""
         process.send(message)
         while "call" in (answer := process.receive()):
-            reply = self._call_back(answer, process.references)
+            try:
+                reply = wire.answer_call(answer, process.references)
+            except Exception as error:  # of a function that the checks passed to the candidate
+                reply = {"raised": wire.describe(error)}
             if process not in (self.process, self.helper):
                 raise Died("the program's process was ended in a call within this one")
             process.send(reply)
@@ -428,13 +439,6 @@ class Evaluation:
     def _stand_in(self, references: References, number: int, is_function: bool) -> Any:
         """Returns the program's function of this number, for the checks."""
         return lambda *args, **kwargs: self.call(number, args, kwargs)
-
-    def _call_back(self, request: dict, references: References) -> dict:
-        """Calls a function that the checks passed to the candidate."""
-        try:
-            return wire.answer_call(request, references)
-        except Exception as error:
-            return {"raised": wire.describe(error)}
 
     def note(self, act: str) -> None:
         """Records a suspicious act."""

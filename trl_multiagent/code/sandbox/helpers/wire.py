@@ -9,14 +9,14 @@ proportion to the message's size, and makes exact built-in types and nothing els
 """
 
 import builtins
-import collections.abc
+import collections
 import json
 import os
 import re
 import struct
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
@@ -194,12 +194,10 @@ _BUILD: dict[str, Callable[[list], Any]] = {kind.__name__: build for kind, (_, b
 }
 # Exceptions of these modules keep their class, because checks name them. A program could end the checks with an
 # exception of another module, such as unittest
-_RAISING = set(
-    (
-        "asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct "
-        "zipfile zlib"
-    ).split()
-)
+_RAISING = """
+    asyncio.exceptions binascii configparser _csv dataclasses decimal json.decoder _queue re statistics struct zipfile
+    zlib
+""".split()
 # If a call changes an argument of these types, the new value is sent back
 MUTABLE = (list, set, bytearray, collections.deque, collections.defaultdict, *_MAPPINGS)
 _BUILTIN = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
@@ -338,7 +336,7 @@ def encode(value: Any, references: References) -> Any:
             return {"yours": [number]}
         if isinstance(value, _FUNCTIONS) if references.objects else callable(value):
             return {"function": [references.number(value)]}
-        is_iterator = isinstance(value, collections.abc.Iterator) and not callable(value)  # such as a `MagicMock`
+        is_iterator = isinstance(value, Iterator) and not callable(value)  # such as a `MagicMock`
         if is_iterator and not (references.objects and kind.__module__ == "solution"):
             return {"iterator": [plain(item, depth + 1) for item in value]}
         return {"object": [references.number(value)] if references.objects else []}

@@ -126,7 +126,7 @@ def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
         command, number = packet[:1], packet[1:]
         if command == b"F":
             if number in candidates:
-                _end_candidate(candidates.pop(number).pid, 0.0, layers, candidates)
+                _end_candidate(candidates, number, layers)
             if "folder" in layers:
                 _empty_folder()
             candidates[number] = Usage(_fork(fds[0], control, layers, max_tasks))
@@ -134,11 +134,10 @@ def _serve(control: socket.socket, layers: list[str], max_tasks: int) -> None:
             used = [usage.since_last_time() for usage in candidates.values()]
             _send(control, **{name: sum(one[name] for one in used) for name in ("computed", "waited", "threads")})
         elif command:
-            seconds = 0.2 if command == b"D" else 0.0
-            _send(control, **_end_candidate(candidates.pop(number).pid, seconds, layers, candidates))
+            _send(control, **_end_candidate(candidates, number, layers, 0.2 if command == b"D" else 0.0))
         else:
-            while candidates:
-                _end_candidate(candidates.popitem()[1].pid, 0.0, layers, candidates)
+            for number in [*candidates]:
+                _end_candidate(candidates, number, layers)
             os._exit(0)
 
 
@@ -259,12 +258,14 @@ def _fork(fd: int, control: socket.socket, layers: list[str], max_tasks: int) ->
         os._exit(0)
 
 
-def _end_candidate(child: int, seconds: float, layers: list[str], others: dict[bytes, Usage]) -> dict[str, float]:
+def _end_candidate(
+    candidates: dict[bytes, Usage], number: bytes, layers: list[str], seconds: float = 0.0
+) -> dict[str, float]:
     """
     Waits up to `seconds` for a candidate to end by itself, then kills it and whatever it forked. Returns what it used,
-    and the signal that had ended it before. `others` are the other candidates.
+    and the signal that had ended it before.
     """
-    end = time.monotonic() + seconds
+    child, end = candidates.pop(number).pid, time.monotonic() + seconds
     while not (ended := os.wait4(child, os.WNOHANG))[0] and time.monotonic() < end:
         time.sleep(0.001)
     pid, status, usage = ended
@@ -273,7 +274,7 @@ def _end_candidate(child: int, seconds: float, layers: list[str], others: dict[b
         _, _, usage = os.wait4(child, 0)
     if "seccomp" not in layers:  # it was able to fork, and its orphans are now this process's children
         children = Path(f"/proc/self/task/{os.getpid()}/children")
-        known = {usage.pid for usage in others.values()}
+        known = {other.pid for other in candidates.values()}
         while orphans := {*map(int, children.read_text().split())} - known:
             for orphan in orphans:
                 os.kill(orphan, signal.SIGKILL)
