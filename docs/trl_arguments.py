@@ -28,7 +28,7 @@ DIFFERS = {
 NO_EFFECT = {
     "do_train": "a trainer trains when `train()` is called",
     "do_eval": "`eval_strategy` decides whether a run evaluates",
-    "do_predict": "there is no prediction",
+    "do_predict": 'call `evaluate(dataset, metric_key_prefix="test")`',
     "local_rank": "`accelerate launch` sets the rank of the process",
     "log_multimodal": "agents read and write text",
 }

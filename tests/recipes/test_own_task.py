@@ -182,6 +182,17 @@ def test_three_roles_and_an_async_judge_train_from_one_file(config, script, fork
     assert AgentTeam.from_pretrained("run").roles == ("poet", "critic", "judge")
 
 
+def test_a_plan_asks_no_seat(config, module, capsys):
+    Path(f"{module}.py").write_text(GAME)
+    sections = {"prompts": {"judge": "Name a rule for {topic}:", "a": "Write {topic} by {judge}:"}}
+    sections |= {"reward_funcs": ["{module}.judged"], "functions": {"order": [["judge"], ["a"]]}}
+    with EndpointServer(lambda request, number: "rule") as server:
+        judge = {"endpoint": {"model": "m", "base_url": f"{server.url}/v1"}}
+        path = config({**sections, "seats": {"judge": judge}})
+        assert "optimizer step" in plan(capsys, "--config", path)
+    assert server.requests == []
+
+
 def test_forms_of_the_functions(config, module, capsys):
     chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "On {topic}."}]
     prompts = {"poet": chat, "critic": "{topic}"}

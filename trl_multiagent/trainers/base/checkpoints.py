@@ -104,7 +104,8 @@ def read_checkpoint(folder: str | Path) -> dict[str, Any]:
             "weights_only": bool(state["weights_only"]),
         }
     except FileNotFoundError:
-        problem = "is not a complete checkpoint of trl_multiagent: there is no"
+        what = "a complete checkpoint of trl_multiagent" if path.parent.is_dir() else "a folder"
+        problem = f"is not {what}: there is no"
     except (ValueError, LookupError, TypeError):
         problem = "is damaged:"
     raise CheckpointError(f"{folder} {problem} {path}. {ADVICE}")
