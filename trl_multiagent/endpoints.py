@@ -88,8 +88,8 @@ class EndpointSettings:
 
     def parameters_for(self, question: "Question") -> dict[str, Any]:
         """Returns the `parameters`, with the question's limit of its answer if that is lower."""
-        limit = question.max_tokens or self.max_tokens
-        return self.parameters if limit >= self.max_tokens else replace(self, max_tokens=limit).parameters
+        limit = min(self.max_tokens, question.max_tokens or self.max_tokens)
+        return replace(self, max_tokens=limit).parameters
 
     def problem(self) -> str | None:
         """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""

@@ -116,10 +116,9 @@ class MessageAblation(EnvironmentWrapper):
             return ask(self.task, items, histories)
         self.seen |= now  # also items whose episodes have ended
         branches += [branch for key, others in self.seen.items() if key not in now for branch in others]
-        sources: list[list[History]] = [[] for _ in items]
-        if self.how == SHUFFLED:
-            partners = partners_of([item for item, _ in branches])
-            sources = [[branches[k][1] for k in ring_of(partners, k)] for k in range(len(items))]
+        # Cut messages have no source: each branch is its own partner
+        partners = partners_of([item for item, _ in branches]) if self.how == SHUFFLED else range(len(branches))
+        sources = [[branches[other][1] for other in ring_of(partners, k)] for k in range(len(items))]
         prompts: list[Prompts] = [{} for _ in items]
         for role in self.roles:
             read = [with_answers_of(*pair, role) for pair in zip(histories, sources, strict=True)]

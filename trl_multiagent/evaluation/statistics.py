@@ -267,8 +267,10 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     roles = {"": None, **{f"/{role}": role for role in own}}
     values, discount = {}, config.discount_factor
     for suffix, role in roles.items():
-        paid = [turns if discount else turns[:1] for turns in episodes]  # 0 * NaN is NaN
-        returns = [sum(discount**t * role_reward(x, role) for t, x in enumerate(turns)) for turns in paid]
+        returns = [
+            sum(discount**t * role_reward(x, role) for t, x in enumerate(turns if discount else turns[:1]))
+            for turns in episodes  # 0 * NaN is NaN
+        ]
         values[FINAL, f"return{suffix}"] = mean_of_known(returns)
     played = grouped((f"turn_{t}", turn) for turns in episodes for t, turn in enumerate(turns, start=1))
     played[FINAL] = [turns[-1] for turns in episodes]

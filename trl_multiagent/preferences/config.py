@@ -108,9 +108,7 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
 
     @property
     def num_comparator_candidates(self) -> int:
-        if self.comparator_policy is None:
-            return 0
-        own = self.preference_num_candidates
+        own = 0 if self.comparator_policy is None else self.preference_num_candidates
         return min(self.comparator_num_candidates or own, own)  # the c-th answers of both make a pair
 
     def process_reward(self, reward: float) -> float:

@@ -33,6 +33,7 @@ from trl_multiagent.environments.base import (
     judge,
     scoring,
     scoring_context,
+    with_call,
 )
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError, function_name, show, task_code
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
@@ -107,12 +108,13 @@ class EndpointSeat(Seat):
     seed: int = 0
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        own = [(x.history if call_of(x.prompts[role]).memory else (), x.prompts[role]) for x in branches]
-        prompts = [whole_prompt(role, history, prompt, as_chat=True) for history, prompt in own]
+        calls, prompts = [call_of(branch.prompts[role]) for branch in branches], []
+        for branch, call in zip(branches, calls, strict=True):
+            history = branch.history if call.memory else ()
+            prompts.append(with_call(whole_prompt(role, history, branch.prompts[role], as_chat=True), call))
         seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
-        limits = [call_of(prompt).max_tokens for _, prompt in own]
-        answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}", limits)
-        return [ended(text, call_of(prompt).stop) for text, (_, prompt) in zip(answers, own, strict=True)]
+        answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
+        return [ended(text, call.stop) for text, call in zip(answers, calls, strict=True)]
 
     def describe(self) -> dict[str, Any]:
         return {"endpoint": self.client.endpoint.parameters, "seed": self.seed}
@@ -293,24 +295,17 @@ class SeatedEnvironment(EnvironmentWrapper):
         return joined
 
 
-def ask_endpoint(
-    client: EndpointClient,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[str],
-    name: str,
-    limits: Sequence[int | None] | None = None,
-) -> list[str]:
+def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Sequence[str], name: str) -> list[str]:
     """
     Returns an answer to each prompt. Equal prompts get different answers. With the same seeds, cached answers are used
-    again. The `limits` are the largest numbers of tokens. Raises an [`UnavailableError`] that begins with `name` if an
-    answer is missing.
+    again. Raises an [`UnavailableError`] that begins with `name` if an answer is missing.
     """
     questions, asked = [], Counter[str]()
-    for prompt, seed, limit in zip(prompts, seeds, limits or [None] * len(prompts), strict=True):
+    for prompt, seed in zip(prompts, seeds, strict=True):
         messages = tuple({key: message[key] for key in ("role", "content")} for message in as_messages(prompt))
         text = json.dumps([seed, messages])
         asked[text] += 1
-        questions.append(Question(messages, f"{seed}/{asked[text]}", limit))
+        questions.append(Question(messages, f"{seed}/{asked[text]}", call_of(prompt).max_tokens))
     answers = client.ask(questions, stop_at_failure=True)
     failures = [answer for answer in answers if isinstance(answer, EndpointError)]
     if failures:

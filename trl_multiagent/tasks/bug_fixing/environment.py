@@ -246,7 +246,7 @@ def read_repair(completion: str, item: dict) -> str:
         text = ast.unparse(node)
         if isinstance(node, FUNCTIONS) and node.name == item["entry_point"]:
             part = after
-        elif not (names := bound_names(all_tables(text)[0])) or not names <= own:
+        elif not (names := bound_names(all_tables(text)[0])) or names - own:
             part.append(text)
     return join_sources("\n".join(before), code.source, "\n".join(after))
 
