@@ -239,8 +239,8 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
 
     fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
     code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
-    between, blocks = (OUTER_FENCE.split(text)[k::2] for k in (0, 1))
-    outer = "" if any(map(FENCE.search, between)) else "\n".join(blocks)  # blocks in lists are read, too
+    parts = OUTER_FENCE.split(text)
+    outer = "" if any(map(FENCE.search, parts[::2])) else "\n".join(parts[1::2])  # blocks in lists are read, too
     for whole in (text, outer if wanted.search(outer) else code, code):
         if _parse(whole)[0] is not None:
             yield whole, True
@@ -260,9 +260,8 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
                     break
                 if left < 0 or starts[last] == len(lines) or DEFINITION.match(lines[starts[last]]):
                     own = lines[start : starts[number + 1]]
-                    headings = [k for k, line in enumerate(own) if line.startswith("#")]
-                    shorter = ("\n".join(own[:k]) for k in reversed(headings) if left >= 0)
-                    good = next(filter(parses, shorter), None)
+                    ends = (k for k in reversed(range(len(own))) if left >= 0 and own[k].startswith("#"))
+                    good = next(filter(parses, ("\n".join(own[:k]) for k in ends)), None)
                     yield ("\n".join(own), False) if good is None else (good, True)
                     break
         number = following
