@@ -256,7 +256,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         for agent in {self.team.agents[role] for role in self.team.trained_roles}:
             ids = torch.arange(6, device=agent.get_output_embeddings().weight.device)[None]
-            with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
+            with self._without_training():
                 found = agent(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
                 logits = agent(input_ids=ids).logits[:, :-1]
             own = (logits.float() / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
