@@ -171,7 +171,7 @@ def test_a_wrong_number_of_logged_values_is_told():
     def spy(completions, log_extra, **kwargs):
         log_extra("verdict", ["good"])
 
-    with pytest.raises(TaskError, match="'critic' has 2 completions here, but 1 values"):
+    with pytest.raises(TaskError, match=r"`critic/spy` raised .*'critic' has 2 completions here, but 1 values"):
         environment(role_reward("critic", spy)).score(ITEMS, ACTIONS, [[], []])
 
 

@@ -43,7 +43,8 @@ MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CLOSING = re.compile(r"^((?:(?!```).)*[^\s`])```[ \t]*$", re.MULTILINE)  # a fence at the end of the last line of code
-OUTER_FENCE = re.compile(r"^(?:```|~~~).*$", re.MULTILINE)  # a docstring may have fences
+# A block ends at a fence with the indentation of its first one. A docstring in it may have others
+BLOCK = re.compile(r"^([ \t]*)(```|~~~).*\n([\s\S]*?)(?:^\1\2[ \t]*$|\Z)", re.MULTILINE)
 CODE_START = re.compile(
     r"(?:async|def|class|import|from|if|for|while|with|try|return)\b|@|[A-Za-z_][\w.]*\["
     r"|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
@@ -239,13 +240,13 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
 
     fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
     code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
-    parts = OUTER_FENCE.split(text)
-    outer = "" if any(map(FENCE.search, parts[::2])) else "\n".join(parts[1::2])  # blocks in lists are read, too
-    for whole in (text, outer if wanted.search(outer) else code, code):
+    blocks = "\n".join(textwrap.dedent(block[3]) for block in BLOCK.finditer(text))
+    chosen = blocks if wanted.search(blocks) else code
+    for whole in (text, chosen, code):
         if _parse(whole)[0] is not None:
             yield whole, True
             return
-    lines = code.split("\n")
+    lines = chosen.split("\n")
     starts = [k for k, line in enumerate(lines) if MARGIN.match(line) and not (k and lines[k - 1].startswith("@"))]
     starts.append(len(lines))
     number = end = 0
@@ -259,10 +260,10 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
                     following = end = last
                     break
                 if left < 0 or starts[last] == len(lines) or DEFINITION.match(lines[starts[last]]):
-                    own = lines[start : starts[number + 1]]
-                    ends = (k for k in reversed(range(len(own))) if left >= 0 and own[k].startswith("#"))
-                    good = next(filter(parses, ("\n".join(own[:k]) for k in ends)), None)
-                    yield ("\n".join(own), False) if good is None else (good, True)
+                    whole = "\n".join(lines[start : starts[number + 1]])
+                    headings = [match.start() for match in re.finditer("^#", whole, re.MULTILINE)]
+                    good = next(filter(parses, (whole[:end] for end in reversed(headings))), None)
+                    yield good or whole, good is not None
                     break
         number = following
 

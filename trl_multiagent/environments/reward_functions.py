@@ -101,8 +101,9 @@ class RoleReward:
 
         def spread(values: Any) -> list[Any]:
             """Puts values at their positions, and `None` elsewhere."""
+            values = list(values)
             if len(values) != len(scored):
-                raise TaskError(f"{self.role!r} has {len(scored)} completions here, but {len(values)} values.")
+                raise ValueError(f"{self.role!r} has {len(scored)} completions here, but {len(values)} values")
             by_position = dict(zip(scored, values, strict=True))
             return [by_position.get(k) for k in range(number)]
 

@@ -12,9 +12,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from trl_multiagent.environments.imports import TASKS
 from trl_multiagent.environments.prompt_files import PromptFiles, is_template
 from trl_multiagent.environments.task import Task
@@ -34,6 +31,7 @@ from trl_multiagent.settings.read import (
     pop_path,
     read_yaml,
     renamed,
+    resolve,
     suggestion,
 )
 from trl_multiagent.settings.schema import algorithm_keys, known_settings
@@ -316,9 +314,8 @@ def find_team(text: str) -> str:
     if holds_model(path):
         return text
     written = read_yaml(find_config(text))
-    with config_errors(f"`output.save_path` of the run in {text}: ", (OmegaConfBaseException,)):
-        saved = OmegaConf.select(OmegaConf.create(written), "output.save_path")
-    is_saved = saved and (Path(saved) / TEAM_FILE).is_file()
+    saved = resolve(written, "output.save_path")
+    is_saved = isinstance(saved, str) and (Path(saved) / TEAM_FILE).is_file()
     if is_saved and ((config := find_config(saved)) is None or read_yaml(config) == written):
         return str(saved)
     checkpoint = last_checkpoint(text)

@@ -313,7 +313,7 @@ def print_help(parser: argparse.ArgumentParser, algorithm: str, task: Task, full
         for name, text in texts.items():
             group.add_argument(f"--{name}", metavar="VALUE", help=text.replace("%%", "%").replace("%", "%%"))
     parser.epilog = "\n".join(describe_sections(algorithm, task, full))
-    parser.print_help()
+    print(parser.format_help(), end="")  # argparse would hide that it cannot be written
 
 
 def describe_sections(algorithm: str, task: Task, full: bool) -> Iterator[str]:

@@ -331,13 +331,16 @@ def merge(layers: Iterable[Layer]) -> Layer:
     return merged
 
 
-def resolve(merged: Layer) -> Any:
+def resolve(merged: Layer, path: str | None = None) -> Any:
     """
-    Replaces references to other settings, such as `${seed}` or `${oc.env:HOME}`, by their values. Raises `ConfigError`
-    if there is none.
+    Replaces references to other settings, such as `${seed}` or `${oc.env:HOME}`, by their values, in all settings or
+    in the one at `path`, which is returned alone. Raises `ConfigError` if there is no such value.
     """
     try:
-        return OmegaConf.to_container(OmegaConf.create(merged), resolve=True, throw_on_missing=True)
+        config = OmegaConf.create(merged)
+        if path:
+            return OmegaConf.select(config, path)
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         problem = str(error).split("\n")[0]
         name, advice = error.full_key or "a setting", "Correct it, or write \\${ for text"

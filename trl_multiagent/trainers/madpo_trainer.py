@@ -165,7 +165,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             )
         saves_best = args.load_best_model_at_end or args.save_strategy == "best"
         has_loss = isinstance(self.eval_dataset, Dataset) and self._is_tokenized(self.eval_dataset.column_names)
-        if saves_best and args.metric_for_best_model in (None, "loss") and not has_loss:
+        if saves_best and args.metric_for_best_model in (None, "loss", "eval_loss") and not has_loss:
             raise ValueError(
                 "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model` of the evaluation: "
                 "'reward' for items of the environment, or '<name>_loss' for one of several sets."

@@ -155,6 +155,10 @@ ODD = {
     "a heading with indented text": "def f(x):\n    return x + 1\n\n# Explanation\n  - it adds 1\n",
     "code in a sentence": "I call it as ```g(1)```\n\n   ```\n   def f(x):\n       return x + 1\n   ```",
     "code in a docstring": 'Now:\ndef f(x):\n    """Add, as in ```f(1)```\n    """\n    return x + 1',
+    "a docstring with a fence before a list with a block": (
+        'So:\n```\ndef f(x):\n    """\n    ```\n    f(1)\n    ```\n    """\n    return x + 1\n```\n1. Run it:\n\n'
+        "   ```\n   $ python f.py\n   ```\n"
+    ),
     "blocks in a list and after it": (
         "1. Help:\n\n   ```\n   def g(x):\n       return x\n   ```\n\n```\ndef f(x):\n    return g(x) + 1\n```"
     ),

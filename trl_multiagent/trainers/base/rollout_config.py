@@ -202,7 +202,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 "the weights of the agent that generates."
             )
         saves_best = self.load_best_model_at_end or self.save_strategy == "best"
-        if saves_best and self.metric_for_best_model in (None, "loss"):
+        if saves_best and self.metric_for_best_model in (None, "loss", "eval_loss"):
             raise ValueError(
                 "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model`, such as 'reward'."
             )
