@@ -238,8 +238,8 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
         left -= max(len(run), MIN_PARSED)
         return left >= 0 and _parse(run)[0] is not None
 
-    fenced = [textwrap.dedent(block) for block in FENCE.split(text)[1::2]]
-    code = "\n".join(fenced) if any(map(wanted.search, fenced)) else FENCE.sub("", text)
+    fenced = "\n".join(map(textwrap.dedent, FENCE.split(text)[1::2]))
+    code = fenced if wanted.search(fenced) else FENCE.sub("", text)
     blocks = "\n".join(textwrap.dedent(block[3]) for block in BLOCK.finditer(text))
     chosen = blocks if wanted.search(blocks) else code
     for whole in (text, chosen, code):

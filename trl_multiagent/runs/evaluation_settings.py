@@ -16,7 +16,7 @@ from trl_multiagent.environments.imports import TASKS
 from trl_multiagent.environments.prompt_files import PromptFiles, is_template
 from trl_multiagent.environments.task import Task
 from trl_multiagent.evaluation.config import BASELINES, SAMPLING_FIELDS, EvaluationConfig
-from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model, last_checkpoint
+from trl_multiagent.folders import RECIPE_FILE, TEAM_FILE, holds_model
 from trl_multiagent.limits import read_number, short
 from trl_multiagent.models.packaged import PACKAGED
 from trl_multiagent.runs.run import algorithm_of, choose_task, settings_of
@@ -318,9 +318,9 @@ def find_team(text: str) -> str:
     is_saved = isinstance(saved, str) and (Path(saved) / TEAM_FILE).is_file()
     if is_saved and ((config := find_config(saved)) is None or read_yaml(config) == written):
         return str(saved)
-    checkpoint = last_checkpoint(text)
-    if checkpoint and (Path(checkpoint) / TEAM_FILE).is_file():
-        return checkpoint
+    checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
+    if checkpoints:
+        return str(max(checkpoints, key=lambda x: int(x.name[11:])))
     if is_saved:
         raise ConfigError(f"{text} saved its team in {saved}, where another team is now: give that folder to take it.")
     raise ConfigError(f"{text} holds no {TEAM_FILE}: give the folder of a team, or of a run that saved one.")

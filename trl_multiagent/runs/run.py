@@ -149,7 +149,7 @@ def read_settings(algorithm: str, task: Task | None, argv: Sequence[str] | None,
         sys.exit(0)
     settings = settings_of(algorithm, task, layers, prog, arguments.config)
     settings.dry_run = arguments.dry_run
-    if "output_dir" in settings.arguments:
+    if settings.arguments.get("output_dir"):
         check_folder(f"`{algorithm}.output_dir`", Path(settings.arguments["output_dir"]))
     resume = settings.extras.resume_from_checkpoint
     if isinstance(resume, str) and resume != AUTO and not Path(resume).is_dir():
