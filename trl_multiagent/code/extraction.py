@@ -253,16 +253,16 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     while number < len(starts) - 1:
         start, following = starts[number], number + 1
         if CODE_START.match(lines[start]) or (number == end and CALL.match(lines[start])):
-            for last in range(number + 1, len(starts)):
+            for last in range(following, len(starts)):
                 run = "\n".join(lines[start : starts[last]])
                 if parses(run):
                     yield run, True
                     following = end = last
                     break
                 if left < 0 or starts[last] == len(lines) or DEFINITION.match(lines[starts[last]]):
-                    whole = "\n".join(lines[start : starts[number + 1]])
-                    headings = [match.start() for match in re.finditer("^#", whole, re.MULTILINE)]
-                    good = next(filter(parses, (whole[:end] for end in reversed(headings))), None)
+                    whole = "\n".join(lines[start : starts[following]])
+                    headings = [*re.finditer("^#", whole, re.MULTILINE)]
+                    good = next(filter(parses, (whole[: match.start()] for match in reversed(headings))), None)
                     yield good or whole, good is not None
                     break
         number = following
