@@ -257,20 +257,57 @@ def test_a_program_that_closes_its_socket_has_ended(sandbox):
     assert "ended its process" in verdict.suspicious
 
 
-def test_waiting_for_a_core_is_not_held_against_a_program():
+CLONE = """
+import ctypes
+def f(flags):
+    libc, stack = ctypes.CDLL(None), ctypes.create_string_buffer(2**16)
+    top = ctypes.c_void_p(ctypes.addressof(stack) + 2**15 & ~15)
+    return libc.clone(ctypes.cast(libc.abs, ctypes.c_void_p), top, flags, None) > 0
+"""
+
+
+def test_threads_share_the_descriptors_and_do_not_wait_for_each_other(sandbox):
+    checks = (
+        "assert f(0x10D00)\nassert not f(0x10900)\nassert not f(0x14D00)"  # a usual one, no CLONE_FILES, CLONE_VFORK
+    )
+    assert sandbox.run([Program(CLONE, "f", checks)])[0].passed == 3
+
+
+@pytest.fixture
+def busy():
+    """Other programs that want all cores."""
     spin = [sys.executable, "-I", "-S", "-c", "while True: pass"]
     # sessions of their own, because the kernel may share the cores out by session
-    busy = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * os.cpu_count())]
-    try:
-        source = (
-            "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < "
-            "end: pass\n    return x"
-        )
-        with Sandbox(workers=1, check_timeout=0.5) as sandbox:
-            verdict = sandbox.run([Program(source, "f", "assert f(1) == 1")])[0]
-        assert verdict.passed == 1
-        assert verdict.seconds > 0.5
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
+    processes = [subprocess.Popen(spin, start_new_session=True) for _ in range(2 * os.cpu_count())]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_waiting_for_a_core_is_not_held_against_a_program(busy):
+    source = (
+        "import time\ndef f(x):\n    end = time.process_time() + 0.35\n    while time.process_time() < "
+        "end: pass\n    return x"
+    )
+    with Sandbox(workers=1, check_timeout=0.5) as sandbox:
+        verdict = sandbox.run([Program(source, "f", "assert f(1) == 1")])[0]
+    assert verdict.passed == 1
+    assert verdict.seconds > 0.5
+
+
+WAKING = """
+import threading, time
+threading.stack_size(2**16)
+def wake():
+    while True: time.sleep(0.03 - time.monotonic() % 0.03)  # all at once
+def f(x):
+    for _ in range(60): threading.Thread(target=wake, daemon=True).start()
+    time.sleep(4)
+    return x
+"""
+
+
+def test_threads_that_wait_for_a_core_give_a_program_no_time_to_sleep(busy):
+    with Sandbox(workers=1, check_timeout=0.5) as sandbox:
+        assert statuses(sandbox.run([Program(WAKING, "f", "assert f(1) == 1")])[0]) == ["timeout"]

@@ -121,7 +121,7 @@ landlock_add_rule:445:445:e landlock_restrict_self:446:446:e set_tid_address:218
 clock_gettime:228:113:a clock_getres:229:114:a clock_nanosleep:230:115:a exit_group:231:94:a epoll_wait:232:-:a
 epoll_ctl:233:21:a openat:257:56:zvF newfstatat:262:79:zvf readlinkat:267:78:v faccessat:269:48:vf pselect6:270:72:a
 ppoll:271:73:a set_robust_list:273:99:a epoll_pwait:281:22:a eventfd2:290:19:a epoll_create1:291:20:a dup3:292:24:v
-pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a membarrier:324:283:a statx:332:291:vf rseq:334:293:a
+pipe2:293:59:a prlimit64:302:261:z getrandom:318:278:a statx:332:291:vf rseq:334:293:a
 clone3:435:435:- faccessat2:439:439:vf
 """
 _ENTRIES = [entry.split(":") for entry in _CALLS.split()] if _FIELD else []
@@ -129,7 +129,8 @@ _WHO = {entry[0]: entry[3] for entry in _ENTRIES}
 _NUMBERS = {entry[0]: int(entry[_FIELD]) for entry in _ENTRIES if entry[_FIELD] != "-"}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
-_PROT_EXEC, _CLONE_THREAD, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 0x10000, 1, 0x5421, 1
+_PROT_EXEC, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 1, 0x5421, 1
+_CLONE_FILES, _CLONE_VFORK, _CLONE_THREAD = 0x400, 0x4000, 0x10000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time.
 # `equals`, `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these
@@ -141,7 +142,8 @@ _ONLY_IF = {
     "recvfrom": [(3, "none of", _MSG_OOB)],
     "socketpair": [(0, "equals", _AF_UNIX)],
     "ioctl": [(1, "equals", _FIONBIO)],
-    "clone": [(0, "any of", _CLONE_THREAD)],
+    # Threads share the table of descriptors, whose size is limited. To wait for a thread would not count as idle
+    "clone": [(0, "any of", _CLONE_THREAD), (0, "any of", _CLONE_FILES), (0, "none of", _CLONE_VFORK)],
     "openat": [(2, "none of", _WRITING)],
     "open": [(1, "none of", _WRITING)],
     "fcntl": [

@@ -151,6 +151,10 @@ class Thread:
     held: float = 0.0  # stopped by another process, or waiting for memory
     pending: float = 0.0  # waiting to be scheduled now; the kernel counts this time only afterwards
 
+    @property
+    def lost(self) -> float:
+        return self.waited + self.held + self.pending
+
 
 class Usage:
     """What a candidate has used: processor time, and time spent waiting for a core."""
@@ -162,14 +166,13 @@ class Usage:
         self.ran = 0.0
         self.looked = time.monotonic()
         self.threads: dict[str, Thread] = {}
-        self.pending = 0.0
         self.niceness = OWN_NICENESS
 
     def since_last_time(self) -> dict[str, float]:
         """Seconds of processor time, seconds spent waiting for a core, and the number of threads."""
         now, total = time.monotonic(), time.clock_gettime(self.clock)
         elapsed, ran, self.looked, self.ran = now - self.looked, total - self.ran, now, total
-        threads, waited, active = {}, 0.0, 0
+        threads, lost = {}, []
         names = self._names()
         for name in names[: kernel.MAX_THREADS + 2]:  # the verifier ends a program with more
             before = self.threads.get(name, Thread())
@@ -177,13 +180,11 @@ class Usage:
                 threads[name] = thread = self._thread(name, before, elapsed)
             except (FileNotFoundError, ProcessLookupError):
                 continue  # it has ended
-            waited += thread.waited - before.waited + thread.held - before.held
-            active += thread.turns != before.turns
-        pending = max((thread.pending for thread in threads.values()), default=0.0)
-        # waiting for another thread of the same program does not count as waiting for a core
-        waited = max(0.0, waited - ran * max(0, active - 1)) + pending - self.pending
-        self.threads, self.pending = threads, pending
+            lost.append(thread.lost - before.lost)
+        self.threads = threads
         self._lower_priority(len(names))
+        # Threads wait at the same time. While one runs, others may wait for it
+        waited = min(max(lost, default=0.0), max(0.0, elapsed - ran))
         return {"computed": ran, "waited": waited, "threads": len(names)}
 
     def _names(self) -> list[str]:
@@ -201,7 +202,7 @@ class Usage:
         if state == b"R":  # it is waiting, or it runs on another core
             known = thread.ran - before.ran + thread.waited - before.waited
             thread.pending = max(0.0, elapsed - known) + (0.0 if had_turn else before.pending)
-        elif state in b"DTt" and not had_turn:
+        elif state in b"DTt" and not had_turn and name == str(self.pid):  # the others' waits can be made
             thread.held += elapsed
         return thread
 
