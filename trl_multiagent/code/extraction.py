@@ -40,7 +40,7 @@ MAX_CHARS = 32_000  # a longer answer counts as empty
 MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one answer
 MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
 
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CLOSING = re.compile(r"^((?:(?!```).)*[^\s`])```[ \t]*$", re.MULTILINE)  # a fence at the end of the last line of code
 # A block ends at a fence with the indentation of its first one. A docstring in it may have others
@@ -50,7 +50,7 @@ CODE_START = re.compile(
     r"|[A-Za-z_][\w.\[\]'\", ]*(?::.*)?[-+*/|&]?="
 )
 CALL = re.compile(r"[A-Za-z_][\w.]*\(")  # an example in prose, if it does not follow a statement
-DEFINITION = re.compile(r"(?:async[ \t]+def|def|class)\b")
+DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
 LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set)
@@ -118,14 +118,19 @@ def read_function(answer: str, name: str) -> Code:
     text = _text_of(answer) if len(answer) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
     asked = re.compile(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b.*", re.MULTILINE)
-    binding = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*(?::.*)?=(?!=))"
-    runs = [*_runs(text, re.compile(binding, re.MULTILINE))]
+    binding = rf"^[ \t]*(?:(?:async[ \t]+)?def[ \t]+{name}\b|{name}[ \t]*(?::[ \t]*[\w.]+(?:\[.*\])?[ \t]*)?=(?!=))"
+    runs = _runs(text, re.compile(binding, re.MULTILINE))
     # The last `def` of the function that does not parse
     broken = next((run for run, parses in reversed(runs) if not parses and asked.search(run)), "")
     text = "\n".join(run for run, parses in runs if parses)
     tree = _parse(text)[0] or ast.Module([], [])
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
-    statements = [Statement(x, _segment(lines, x)) for x in tree.body if not _is_stub(x, name)]
+    named = [x for x in tree.body if isinstance(x, FUNCTIONS) and x.name == name]
+    last = max((x.lineno for x in named if not is_stub(x)), default=len(lines))
+    statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in named or not is_stub(x)]
+    # Tests behind the function may import it
+    tests = [x for x in statements if isinstance(x.node, ast.ImportFrom) and x.node.lineno > last and name in x.binds]
+    statements = [x for x in statements if x not in tests]
     is_bound = any(name in statement.binds for statement in statements if not statement.is_script)
     if not is_bound and (method := _read_method(tree, name)):
         lines.append(method.encode())
@@ -180,11 +185,9 @@ def _text_of(answer: str) -> str:
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
-def _is_stub(node: ast.stmt, name: str) -> bool:
-    """Returns whether a statement is the function without a body but a docstring, `...` or `pass`."""
-    if not isinstance(node, FUNCTIONS) or node.name != name:
-        return False
-    body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in node.body)
+def is_stub(function: Any) -> bool:
+    """Returns whether a function has no body but a docstring, `...` or `pass`."""
+    body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in function.body)
     return all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
 
 
@@ -221,10 +224,54 @@ def _is_code(node: ast.stmt) -> bool:
     return value is not None and (not isinstance(node, ast.Expr) or isinstance(value, ast.Call))
 
 
-def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
+def _runs(text: str, wanted: re.Pattern[str]) -> list[tuple[str, bool]]:
     """
-    Yields the runs of lines that may be code, in order, each with whether it parses: the whole text, or its statements
-    without what is between them. If a fenced block has what is `wanted`, only the fenced blocks are read.
+    Returns the runs of lines that may be code, in order, each with whether it parses: the whole text, or its
+    statements without what is between them. If a fenced block has what is `wanted`, only the fenced blocks are read;
+    if nothing at the margin has it, also definitions that are indented below prose.
+    """
+    fenced = "\n".join(map(textwrap.dedent, FENCE.split(text)[1::2]))
+    code = fenced if wanted.search(fenced) else FENCE.sub("", text)
+    blocks = "\n".join(textwrap.dedent(block[3]) for block in BLOCK.finditer(text))
+    chosen = blocks if wanted.search(blocks) else code
+    for whole in (text, chosen, code):
+        if _parse(whole)[0] is not None:
+            return [(whole, True)]
+    lines = chosen.split("\n")
+
+    def reads(runs: list[tuple[str, bool]]) -> bool:
+        return any(parses and wanted.search(run) for run, parses in runs)
+
+    runs = [*_split(lines)]
+    moved = [] if reads(runs) else [*_split(_at_margin(lines))]
+    return moved if reads(moved) else runs
+
+
+def _at_margin(lines: list[str]) -> list[str]:
+    """
+    Moves indented definitions to the margin, with all that is indented behind them: those below prose, and those that
+    are indented less than the lines before them, whose first line has lost its indentation.
+    """
+    moved: list[str] = []
+    least, shift, may_follow = 0, 0, False
+    for line in lines:
+        text = line.lstrip()
+        indent = len(line) - len(text)
+        if text and indent < max(shift, 1):  # the margin
+            line, least, shift = text, 0, 0
+            may_follow = text.startswith("@") or not CODE_START.match(text)
+        elif text and not shift:
+            is_less = indent < least and not moved[-1].endswith(":")  # a header would have no body
+            if (may_follow or is_less) and (DEFINITION.match(text) or text.startswith("@")):
+                shift = indent
+            least = min(least or indent, indent)
+        moved.append(line[shift:])
+    return moved
+
+
+def _split(lines: list[str]) -> Iterator[tuple[str, bool]]:
+    """
+    Yields the statements of a text, with whether they parse.
 
     A statement may end before any line at the margin. If it does not parse up to there, it is extended to the next
     such line, because lines inside brackets and long strings need no indentation. It is not extended past the next
@@ -238,15 +285,6 @@ def _runs(text: str, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
         left -= max(len(run), MIN_PARSED)
         return left >= 0 and _parse(run)[0] is not None
 
-    fenced = "\n".join(map(textwrap.dedent, FENCE.split(text)[1::2]))
-    code = fenced if wanted.search(fenced) else FENCE.sub("", text)
-    blocks = "\n".join(textwrap.dedent(block[3]) for block in BLOCK.finditer(text))
-    chosen = blocks if wanted.search(blocks) else code
-    for whole in (text, chosen, code):
-        if _parse(whole)[0] is not None:
-            yield whole, True
-            return
-    lines = chosen.split("\n")
     starts = [k for k, line in enumerate(lines) if MARGIN.match(line) and not (k and lines[k - 1].startswith("@"))]
     starts.append(len(lines))
     number = end = 0

@@ -1,6 +1,8 @@
 """The family of class completion: items, division, merge, rewards, feedback, demo, recipes."""
 
+import ast
 import random
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,25 @@ def test_answers_in_prose_fences_and_classes(item):
         source = merged(item, first, HALF)
         assert source.count("return len(self.items)") == source.count("self.items.pop()") == 1, first
     assert source.startswith("import math\n") and "import os\n" in merged(item, whole, HALF)
+
+
+METHODS = "@staticmethod\ndef make(n):\n    return n\n\ndef push(self, x):\n    self.items.append(x)\n"
+INDENTED = textwrap.indent(METHODS, "    ")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        f"class Stack:\n    def make(n):\n        pass\n    def push(self, x):\n        ...\n\n{METHODS}",
+        f"{METHODS}\nUsage:\n```\n>>> stack = Stack()  # the class\n```\n",
+        f"### Methods\n{INDENTED}\nThat's all.\n",
+        f"{INDENTED.lstrip()}\nThat's all.\n",
+        f"```python\n{INDENTED.lstrip()}```\n",
+    ],
+)
+def test_methods_that_have_a_body_count_wherever_they_stand(answer):
+    methods = read_class(answer, "Stack").methods
+    assert [ast.unparse(methods[name].body) for name in ("make", "push")] == ["return n", "self.items.append(x)"]
 
 
 def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item):

@@ -419,6 +419,44 @@ def test_the_work_grows_with_the_length_and_not_faster(head, line, tail):
     assert work(400) < 2.2 * work(200)
 
 
+DOUBLE = "def f(x):\n    return helper(x)\n"
+HELPER = "def helper(x):\n    return 2 * x\n\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Here it is:\n\n" + textwrap.indent(HELPER + DOUBLE, "    ") + "\nIt's done.\n",  # a block of Markdown's
+        textwrap.indent(HELPER + DOUBLE, "    ").lstrip(),
+        f"{HELPER}{DOUBLE}\nNotes:\n```text\nf: doubles, n = 2 * x\n```\n",
+        f"```python\n{HELPER}{DOUBLE}```\nTest:\n```python\nfrom solution import f\nassert f(1) == 2\n```",
+        f"\u200e{HELPER}{DOUBLE}",
+    ],
+)
+def test_a_function_is_found(answer):
+    code = read_function(answer, "f")
+    assert code.problem == "" and ast.unparse(ast.parse(code.source)) == ast.unparse(ast.parse(HELPER + DOUBLE))
+
+
+@pytest.mark.parametrize(
+    ("answer", "source"),
+    [
+        (f"{DOUBLE}\nSlower, it's:\n\n    def f(x):\n        return x + x\n", DOUBLE),  # an example in prose
+        (f"from fast import f, helper\n{DOUBLE}", f"from fast import f, helper\n{DOUBLE}"),  # which the function needs
+    ],
+)
+def test_what_stands_beside_a_function_does_not_replace_it(answer, source):
+    found = read_function(answer, "f").source
+    assert ast.unparse(ast.parse(found)) == ast.unparse(ast.parse(source))
+
+
+def test_a_nested_function_is_not_taken_out_of_one_that_does_not_parse():
+    code = read_function(
+        "def f(x):\n    if x:\n        x\n    def helper(z):\n        return z\n    return helper(x\n", "f"
+    )
+    assert code.error and code.defined
+
+
 def test_nothing_of_a_completion_runs_here(tmp_path):
     trap = tmp_path / "ran"
     act = f"open({str(trap)!r}, 'w')"

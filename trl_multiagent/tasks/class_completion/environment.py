@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, all_tables, bound_names, depth
-from trl_multiagent.code.extraction import read_module
+from trl_multiagent.code.extraction import is_stub, read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt, Prompts
@@ -32,7 +32,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 3
+REWARD_VERSION = 4
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
@@ -287,7 +287,9 @@ class ClassCompletionEnvironment(ProgramEnvironment):
 class Answer:
     """The code in one agent's answer."""
 
-    methods: dict[str, ast.FunctionDef] = field(default_factory=dict)  # all functions, of each name the last
+    methods: dict[str, ast.FunctionDef] = field(
+        default_factory=dict
+    )  # all functions, of each name the last that has a body
     outside: set[str] = field(default_factory=set)  # names of those that are plain functions of the module
     imports: list[ast.stmt] = field(default_factory=list)
 
@@ -306,7 +308,8 @@ def read_class(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
     tree, answer = read_module(completion), Answer()
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
-    for node in itertools.chain(functions_of(tree), *map(functions_of, owners)):
+    found = itertools.chain(functions_of(tree), *map(functions_of, owners))
+    for node in sorted(found, key=lambda node: (not is_stub(node), node.lineno)):
         if not can_be_written(node):
             continue
         answer.methods[node.name] = node
