@@ -148,12 +148,14 @@ def main() -> None:
         for row in () if options.show else options.rows:
             measure(row, ROWS, options, folder)
         found = {row: episodes_of(folder / row) for row in ROWS}
-        for line in [*table(found, folder), "", *chains(found), "", *differences(found)]:
+        for line in [*table(found, folder), "", *chains(found), "", *courses(folder), "", *differences(found)]:
             print(line)
-        for kind in ("small_", ""):
+        for kind in ("small_", "", "mbpp_"):
             pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
             for before, after in pairs[: options.answers]:
-                print("\n".join(["", before["id"], *answers("before", before), *answers("after", after)]))
+                task = before["turns"][0]["prompts"]["main"][-1]["content"].partition("\n")[0]
+                lines = ["", f"## {before['name']}", "", task, *answer("Before", before), *answer("After", after)]
+                print("\n".join(lines))
         numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
     options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
 
@@ -275,6 +277,18 @@ def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
+def courses(folder: Path) -> list[str]:
+    """Returns, as Markdown, the mean reward of the answers that are sampled in each fifth of a training."""
+    lines = head_of("reward in the training", *["a fifth of the steps"] * 5)
+    for row in ROWS:
+        path = folder / row / "run" / "log.jsonl"
+        log = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        if rewards := [entry["reward"] for entry in log if "turn_1/passed" in entry]:
+            means = [f"{part.mean():.2f}" for part in np.array_split(rewards, 5)]
+            lines.append(f"| `{row}` | {' | '.join(means)} |")
+    return lines
+
+
 def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Returns the differences of the rows that are there, with their intervals."""
     lines = []
@@ -289,11 +303,12 @@ def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def answers(when: str, episode: dict[str, Any]) -> list[str]:
-    """Returns what the agents wrote in an episode, as lines."""
+def answer(when: str, episode: dict[str, Any]) -> list[str]:
+    """Returns the functions of an episode and what they earn, as Markdown."""
     (turn,) = episode["turns"]
-    told = {name: round(turn["metrics"][metric], 2) for metric, name in METRICS.items()}
-    return [f"{when}: {told}", *[f"{role}:\n{text}" for role, text in turn["completions"].items()]]
+    metrics = turn["metrics"]
+    told = f"{when}: {metrics['test_pass_rate']:.0%} of the tests passed, `earned` {metrics['earned_reward']:.1f}"
+    return ["", told, "", "```text", "\n\n".join(turn["completions"].values()), "```"]
 
 
 if __name__ == "__main__":

@@ -131,6 +131,12 @@ def test_hostile_programs_get_nothing(sandbox):
     assert after.passed == 1
 
 
+def test_an_error_is_one_line_of_a_trace(sandbox):
+    forged = "def f(x):\n    raise ValueError('no\\npassed   assert f(1)\\x1b[2K')"
+    (verdict,) = sandbox.run([Program(forged, "f", "assert f(1)")])
+    assert verdict.columns()["tests"] == "error    assert f(1)  ValueError: no passed assert f(1)·[2K"
+
+
 def test_texts_of_a_verdict_can_be_written(sandbox):
     source = "def f(x):\n    if x: raise ValueError('\\ud800')\n    return '\\udfff'"
     (verdict,) = sandbox.run([Program(source, "f", "assert f(1)\nassert {}[f(0)]\nraise ValueError(f(0))")])

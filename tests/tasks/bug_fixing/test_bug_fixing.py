@@ -216,6 +216,11 @@ def test_tests_that_could_compute_are_no_tests(line):
     assert "os" not in "".join(read_tests(line, "clip"))
 
 
+def test_a_test_may_round_to_few_places():
+    assert read_tests("assert round(clip(1.234, 2, 3), 2) == 2", "clip")
+    assert not read_tests("assert round(clip(1, 2, 3), -999999992) == 0", "clip")  # Python computes this power of ten
+
+
 def test_tests_are_found_between_other_lines():
     first, *others = "clip(-1, 2, 3) == 2", "not clip(0, 0, 1)", "abs(clip(1.5, 0, 9) - 1.5) < 0.1"
     answer = f"Here:\n```python\nassert {first}  # low\nassert {others[0]}\n\nassert {others[1]}\n```"

@@ -52,6 +52,7 @@ CHECK_TIMEOUT = 1.0  # seconds for each test
 MAX_TESTS = 8
 MAX_TEST_CHARS = 400
 MAX_DIGITS = 30  # of an integer in a test
+MAX_PLACES = 3  # characters of the places to which a test rounds: Python computes this power of ten
 MAX_DEPTH = 20  # of a test's syntax tree
 MAX_ENDS = 8  # closing parentheses in a call of a function's text that are tried as its end
 
@@ -330,7 +331,8 @@ def is_plain(test: ast.expr, entry_point: str) -> bool:
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             names.add(node.func)
-            if node.func.id not in (entry_point, *ROUNDING):
+            digits = map(ast.unparse, node.args[1:] if node.func.id == "round" else ())
+            if node.func.id not in (entry_point, *ROUNDING) or len("".join(digits)) > MAX_PLACES:
                 return False
         elif isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) >= 10**MAX_DIGITS:
             return False
