@@ -154,7 +154,7 @@ def main() -> None:
             pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
             for before, after in pairs[: options.answers]:
                 task = before["turns"][0]["prompts"]["main"][-1]["content"].partition("\n")[0]
-                lines = ["", f"## {before['name']}", "", task, *answer("Before", before), *answer("After", after)]
+                lines = ["", f"### {before['name']}", "", task, *answer("Before", before), *answer("After", after)]
                 print("\n".join(lines))
         numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
     options.output.write_text(json.dumps({"machine": machine(), "rows": numbers}, indent=2) + "\n")
@@ -308,7 +308,8 @@ def answer(when: str, episode: dict[str, Any]) -> list[str]:
     (turn,) = episode["turns"]
     metrics = turn["metrics"]
     told = f"{when}: {metrics['test_pass_rate']:.0%} of the tests passed, `earned` {metrics['earned_reward']:.1f}"
-    return ["", told, "", "```text", "\n\n".join(turn["completions"].values()), "```"]
+    code = [text.replace("```", "").strip() for text in turn["completions"].values()]
+    return ["", told, "", "```text", "\n\n".join(code), "```"]
 
 
 if __name__ == "__main__":
