@@ -1,12 +1,13 @@
 """What the scripts of a report compute, in V8 without a browser: charts, trees, filters, drawings, colours."""
 
 import json
+import math
 import time
 
 import pytest
 from py_mini_racer import MiniRacer
 
-from trl_multiagent.report.html import PAGE, json_values
+from trl_multiagent.report.html import PAGE, SCRIPTS, json_values
 from trl_multiagent.report.run_page import tree_page
 
 
@@ -18,6 +19,50 @@ def call():
     return lambda script, *values: json.loads(
         context.eval(f"JSON.stringify(({script})(...{json.dumps(json_values(values))}))")
     )
+
+
+# As much of a browser as a page needs until it is shown
+BROWSER = """
+class Element {
+  constructor(tag) { Object.assign(this, {tag, children: [], style: {}, attributes: {}, value: ""}); }
+  append(...children) { this.children.push(...children); }
+  replaceChildren(...children) { this.children = children; }
+  setAttribute(name, value) { this.attributes[name] = value; }
+  addEventListener() {}
+  contains(other) { return this.all.includes(other); }
+  set textContent(text) { this.children = [text]; }
+  get text() { return this.children.map(child => child instanceof Element ? child.text : String(child)).join(" "); }
+  get all() { return [this, ...this.children.flatMap(child => child instanceof Element ? child.all : [])]; }
+}
+const errors = [], found = {h1: new Element(), main: new Element(), nav: new Element()};
+globalThis.console = {error: error => errors.push(error.message)};
+globalThis.document = new Element();
+document.createElement = tag => new Element(tag);
+document.createElementNS = (_, tag) => new Element(tag);
+document.querySelector = name => found[name];
+document.getElementById = () => ({textContent: DATA});
+globalThis.matchMedia = () => ({addEventListener() {}});
+globalThis.addEventListener = () => {};
+globalThis.IntersectionObserver = class { observe() {} };
+globalThis.URLSearchParams = class { has() { return false; } };
+globalThis.location = {hash: "", href: ""};
+globalThis.history = {replaceState() {}};
+"""
+
+
+def shown(data):
+    """Returns the texts of the sections of a page, by title, its squares as colours and marks, and its errors."""
+    page = {"title": "A run", "alarms": [], "groups": [""], **data}
+    context = MiniRacer()
+    context.eval(BROWSER.replace("DATA", json.dumps(json.dumps(json_values(page)))))
+    for name in SCRIPTS[1:]:  # without the library that draws charts
+        context.eval((PAGE / name).read_text(encoding="utf-8"))
+    script = (
+        "[Object.fromEntries(found.main.children.map(x => [x.children[0].text, x.text])), found.main.all.filter(x => "
+        "x.tag === 'rect').map(x => x.attributes.style), found.main.all.filter(x => x.attributes.class === 'mark')"
+        ".map(x => x.text), errors]"
+    )
+    return json.loads(context.eval(f"JSON.stringify({script})"))
 
 
 def row(node="/", action=0, reward=0.0, **more):
@@ -151,13 +196,84 @@ def test_charts(call):
     assert constant == [["beta", "0.5"]]
     assert call("charts => ownChart(charts).title", charts) == "passed"
     assert call("charts => ownChart(charts) ?? null", charts[:1]) is None
-    assert (
-        call("charts => ownChart(charts).title", [*charts, {**charts[3], "title": "episode/rounds"}])
-        == "episode/rounds"
-    )
     two, _ = call("chartsOf", {"reward": [curve, {"step": [2, 4], "mean": [7.0, 8.0]}]}, ["team", "single"])
     lines = [(line["label"], line["mean"]) for line in two[0]["lines"]]
     assert lines == [("team", [0, 1, None]), ("single", [None, 7, 8])]
+
+
+def test_the_chart_of_the_tasks_own_number(call):
+    script = (
+        "metrics => { const chart = ownChart(chartsOf(metrics, [''])[0]); "
+        "return chart ? `${chart.section}: ${chart.title}` : null }"
+    )
+
+    def own(*names):
+        metrics = {name: [{"step": [1, 2], "mean": [0.0, float(k)]}] for k, name in enumerate(names, start=1)}
+        return call(script, metrics)
+
+    of_every_task = ["turn_1/early_terminated", "turn_1/reward_none", "turn_1/out_of_turns", "episode/length"]
+    of_every_task += ["episode/out_of_turns", "episode/reward_none", "episode/rewards/play"]
+    assert own(*of_every_task) is None
+    assert own(*of_every_task, "turn_1/aux_used") == "Parts of the reward: aux used"
+    assert own(*of_every_task, "turn_1/aux_used", "turn_1/passed") == "Solved: passed"
+    assert own(*of_every_task, "turn_1/passed", "episode/rounds") == "Episodes: rounds"
+    assert own("turn_1/passed", "episode/rounds", "episode/tests_passed") == "Episodes: tests passed"
+
+
+def test_the_return_of_an_evaluation_is_drawn(call):
+    curve, other = ({"step": [1, 2], "mean": [0.0, end]} for end in (1.0, 2.0))
+    metrics = {"turn_1/expected_return": [curve], "return": [curve], "reward": [curve]}
+    metrics |= {f"eval_{name}": [other] for name in ("turn_1/expected_return", "return", "reward")}
+    metrics["critics/central/target_mean"] = [curve]
+    charts, _ = call("chartsOf", metrics, [""])
+    found = [(chart["title"], [line["label"] for line in chart["lines"]], chart["also"]) for chart in charts]
+    assert found == [
+        ("return", ["training", "evaluation"], ["expected return", "reward"]),
+        ("critic: target mean", ["central"], []),
+    ]
+
+
+def test_joint_actions_without_a_reward(call):
+    nothing = {"reward": math.nan, "return": math.nan}
+    dropped = [row(action=0, **nothing), row(action=1, reward=-3.0), row("/1", 0, -4.0), row("/1", 1, **nothing)]
+    page = tree_page([dropped, [{**x, **nothing} for x in dropped]])
+    script = (
+        "page => { const trees = page.trees.map(rows => treeOf(rows, page.columns)); const any = {low: '', high: '', "
+        "turn: '', item: ''}; return [scalesOf(trees), scalesOf(trees.slice(1)), trees.map(tree => [tree.low, "
+        "tree.high, tree.value, middling(tree).map(action => action.action)]), trees.indexOf(widest(trees)), "
+        "trees[0].actions.map(action => [fits(action, any), fits(action, {...any, low: '-9'}), "
+        "fits(action, {...any, high: '9'})])] }"
+    )
+    scales, no_scales, trees, opened, fitting = call(script, page)
+    assert scales == {"reward": [-4, -3], "return": [-8, -6]}
+    assert no_scales == {"reward": [None, None], "return": [None, None]} and opened == 0
+    assert trees == [[-8, -6, -6, [1, 0]], [None, None, None, [1, 1]]]
+    assert fitting == [[True, False, False], [True] * 3, [True] * 3, [True, False, False]]
+
+
+def test_a_page_shows_joint_actions_without_a_reward():
+    rows = [row(action=k, reward=reward) for k, reward in enumerate([1.0, math.nan, 3.0])]
+    sections, squares, marks, errors = shown({"trees": tree_page([rows]), "configuration": "seed: 1"})
+    assert [*sections] == ["Rollouts", "Details"] and errors == []
+    assert marks == ["1", "–", "3"] and squares[1] == "fill: var(--back)" and "color-mix" in squares[0]
+    sections, _, marks, errors = shown({"trees": tree_page([rows[1:2]])})
+    assert marks == ["–"] and errors == [] and "mean return –" in sections["Rollouts"]
+
+
+def test_a_section_that_fails_leaves_the_others():
+    sections, _, _, errors = shown({"table": [], "alarms": None, "trees": tree_page([TREE]), "configuration": "seed"})
+    assert [*sections] == ["Summary", "Rollouts", "Details"] and len(errors) == 1
+    assert f"This section cannot be shown: {errors[0]}" in sections["Summary"]
+
+
+def test_a_run_whose_return_never_changes_shows_what_was_learnt():
+    metrics = {"return": [{"step": [1, 2], "mean": [0.0, 0.0]}]}
+    lone, *_ = shown({"metrics": metrics})
+    assert "Learning" not in lone
+    metrics["episode/rounds"] = [{"step": [1, 2], "mean": [0.0, 1.0]}]
+    trees = tree_page([TREE, [{**x, "step": 9} for x in TREE]])
+    sections, _, _, errors = shown({"metrics": metrics, "example": trees})
+    assert errors == [] and "Step 9: return" in sections["Learning"] and "rounds" in sections["Learning"]
 
 
 def test_smoothing_and_numbers(call):

@@ -60,16 +60,17 @@ function placeOf(name, names) {
 // Returns the charts, all of whose lines have the same steps, and the metrics that never change
 function chartsOf(metrics, groups) {
   const charts = new Map(), constant = [], names = Object.keys(metrics), seen = new Map();
-  const isMain = name => /^(eval_.*)?return$/.test(name);
+  const isMain = name => /^(eval_([^/]*_)?)?return$/.test(name);
   for (const [name, curves] of Object.entries(metrics).sort(([a], [b]) => isMain(b) - isMain(a))) {
     const values = curves.flatMap(curve => curve.mean || []);
     if (values.length > 1 && values.every(x => x === values[0])) { constant.push([name, show(values[0])]); continue; }
     const {section, title, line} = placeOf(name, names), key = `${section} ${title}`;
     // Without turns, the return is the reward, and that of the last turn: equal curves are one
-    const shape = JSON.stringify(curves, (_, x) => typeof x === "number" ? +x.toPrecision(4) : x), same = seen.get(shape);
-    if (same && same.title !== title && OF_QUALITY.includes(section)) { same.also.push(title); continue; }
+    const shape = JSON.stringify(curves, (_, x) => typeof x === "number" ? +x.toPrecision(4) : x), isQuality = OF_QUALITY.includes(section);
+    const same = isQuality && seen.get(shape);
+    if (same && same.title !== title) { same.also = [...new Set([...same.also, title])]; continue; }
     if (!charts.has(key)) charts.set(key, {section, title, also: [], curves: []});
-    seen.set(shape, charts.get(key));
+    if (isQuality && !same) seen.set(shape, charts.get(key));
     curves.forEach((curve, group) => {
       const label = groups.length === 1 ? line : line === "training" ? groups[group] : `${groups[group]}: ${line}`;
       if (curve.step && curve.step.length) charts.get(key).curves.push({label, group, line, curve});
@@ -87,10 +88,15 @@ function chartsOf(metrics, groups) {
   return [[...charts.values()].sort((a, b) => order.indexOf(a.section) - order.indexOf(b.section)), constant];
 }
 
-// Returns the chart that answers whether the team has learnt, and the one of the task's own numbers
+// Returns the chart that answers whether the team has learnt
 const mainChart = charts => ["return", "rewards/accuracies", "accuracy"].map(title => charts.find(chart => chart.title === title)).find(chart => chart);
-const ownChart = charts => charts.find(chart => chart.title.startsWith("episode/")) ||
-  ["Solved", "Parts of the reward"].map(section => charts.find(chart => chart.section === section)).find(chart => chart);
+// Returns the chart of the task's own number, rather over whole episodes than by turn
+const OF_EVERY_TASK = /^(length|out of turns|early terminated|reward none|rewards\/.*)$/;
+function ownChart(charts) {
+  const of = section => charts.filter(chart => chart.section === section && !OF_EVERY_TASK.test(chart.title)), episodes = of("Episodes");
+  const solved = episodes.filter(chart => SECTIONS.Solved.test(chart.title.replaceAll(" ", "_")));
+  return [...solved, ...episodes, ...of("Solved"), ...of("Parts of the reward")][0];
+}
 
 // Python
 
@@ -135,21 +141,23 @@ function treeOf(rows, columns) {
   }
   tree.nodes = [...tree.byKey.values()];
   tree.actions = tree.nodes.flatMap(node => node.actions);
-  const mean = actions => actions.reduce((sum, action) => sum + action.return, 0) / actions.length;
   // Where turns earn at the end, the rewards before say nothing
-  const last = Math.max(...tree.nodes.map(node => node.turn)), early = tree.actions.filter(action => action.node.turn < last).map(action => action.reward);
+  const last = Math.max(...tree.nodes.map(node => node.turn)), early = known(tree.actions.filter(action => action.node.turn < last), "reward");
   tree.shown = early.length && early.every(reward => reward === early[0]) ? "return" : "reward";
-  tree.low = tree.actions.reduce((a, action) => Math.min(a, action[tree.shown]), Infinity);
-  tree.high = tree.actions.reduce((a, action) => Math.max(a, action[tree.shown]), -Infinity);
-  tree.value = mean(tree.actions.filter(action => action.node.parent === ""));
+  [tree.low, tree.high] = ends(known(tree.actions, tree.shown));
+  const returns = known(tree.actions.filter(action => action.node.parent === ""), "return");
+  tree.value = returns.length ? returns.reduce((sum, x) => sum + x, 0) / returns.length : null;
   return tree;
 }
 
+// With `reward_none: drop`, a joint action that nothing scores has neither a reward nor a return
+const known = (actions, name) => actions.map(action => action[name]).filter(x => x !== null);
+const ends = values => values.length ? values.reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]) : [null, null];
+
 // Returns the lowest and the highest of a run's rewards and returns, so that a colour has one meaning in all of its trees
 function scalesOf(trees) {
-  const ends = shown => trees.flatMap(tree => tree.actions.map(action => action[shown])).filter(x => x !== null)
-    .reduce(([low, high], x) => [Math.min(low, x), Math.max(high, x)], [Infinity, -Infinity]);
-  return {reward: ends("reward"), return: ends("return")};
+  const actions = trees.flatMap(tree => tree.actions);
+  return {reward: ends(known(actions, "reward")), return: ends(known(actions, "return"))};
 }
 
 // Returns the tree whose joint actions differ most in what is shown, the latest of equals
@@ -165,15 +173,18 @@ const isSuspicious = action => Boolean(action.extra.suspicious) || action.metric
 
 // Returns a joint action of middling return with which an item begins, and those that follow it
 function middling(tree) {
-  const ranked = tree.actions.filter(action => action.node.parent === "").sort((a, b) => a.return - b.return);
-  const way = [ranked[Math.floor(ranked.length / 2)]];
-  while (child(way.at(-1))) { const next = child(way.at(-1)).actions.toSorted((a, b) => a.return - b.return); way.push(next[Math.floor(next.length / 2)]); }
+  const middle = actions => {
+    const scored = actions.filter(action => action.return !== null), ranked = (scored.length ? scored : actions).toSorted((a, b) => a.return - b.return);
+    return ranked[Math.floor(ranked.length / 2)];
+  };
+  const way = [middle(tree.actions.filter(action => action.node.parent === ""))];
+  while (child(way.at(-1))) way.push(middle(child(way.at(-1)).actions));
   return way;
 }
 
 // Returns whether a joint action fits a filter, whose values are texts as typed and `suspicious`
 const fits = ({reward, node, ...action}, {low, high, turn, item, suspicious}) =>
-  (low === "" || reward >= +low) && (high === "" || reward <= +high) && (turn === "" || node.turn === +turn) &&
+  (low === "" || reward !== null && reward >= +low) && (high === "" || reward !== null && reward <= +high) && (turn === "" || node.turn === +turn) &&
   (!suspicious || isSuspicious(action)) && `${node.tree.name} ${node.tree.item}`.toLowerCase().includes(item.toLowerCase());
 
 // Gives nodes and joint actions their places in a drawing: a column per turn, the nodes of a branch side by side

@@ -18,6 +18,9 @@ function make(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
+  return put(element, children);
+}
+function put(element, children) {
   element.append(...children.flat(2).filter(child => child !== null && child !== undefined));
   return element;
 }
@@ -279,29 +282,36 @@ function detailsOf({facts, runs, differences, configuration}, constant) {
 function page(data) {
   document.querySelector("h1").textContent = data.title;
   const body = document.querySelector("main"), nav = document.querySelector("nav");
-  const section = (title, ...children) => {
-    const id = title.toLowerCase();
+  // `contents` makes what is in a section. If it fails, the other sections are shown all the same
+  const section = (title, contents) => {
+    const id = title.toLowerCase(), element = make("section", {id}, make("h2", {}, title));
     nav.append(make("a", {href: `#${id}`}, title));
-    const element = make("section", {id}, make("h2", {}, title), ...children);
     body.append(element);
-    return element;
+    try {
+      put(element, [contents(element)]);
+    } catch (error) {
+      console.error(error);
+      element.append(make("div", {class: "alarm"}, `This section cannot be shown: ${error.message}`));
+    }
   };
   const [charts, constant] = data.metrics ? chartsOf(data.metrics, data.groups) : [[], []];
   const note = "A line is the mean of the runs of a group, its band reaches from the lowest to the highest of them. Differences have Welch's 95% intervals over runs where both groups have several.";
-  const main = mainChart(charts), first = main ? [main, ownChart(charts)].filter(chart => chart) : [], smooth = {checked: true, addEventListener() {}};
-  if (main) section("Learning", data.example?.trees.length ? learnt(data.example) : null, make("div", {class: "learning"}, first.map(chart => chartBox(chart, smooth, 300))));
-  if (data.table) section("Summary",
+  // A return that never changes, as in a zero-sum game, has no chart
+  const main = mainChart(charts), hasExample = Boolean(data.example?.trees.length), smooth = {checked: true, addEventListener() {}};
+  const first = main || hasExample ? [main, ownChart(charts)].filter(chart => chart) : [];
+  if (main || hasExample) section("Learning", () => [hasExample ? learnt(data.example) : null, make("div", {class: "learning"}, first.map(chart => chartBox(chart, smooth, 300)))]);
+  if (data.table) section("Summary", () => [
     make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
     data.alarms.map(alarm => make("div", {class: "alarm"}, `${alarm.run ? `${alarm.run}, s` : "S"}tep ${alarm.step}: ${alarm.message}`)),
-    data.table.length > 1 ? table(data.table, data.runs && "stacked") : null, data.runs ? make("p", {class: "dim small"}, note) : null);
+    data.table.length > 1 ? table(data.table, data.runs && "stacked") : null, data.runs ? make("p", {class: "dim small"}, note) : null]);
   if (data.evaluation) {
-    section("Evaluation", evaluationTables(data.evaluation));
-    section("Answers", answersOf(data.evaluation.policies));
+    section("Evaluation", () => evaluationTables(data.evaluation));
+    section("Answers", () => answersOf(data.evaluation.policies));
   }
-  if (charts.length) section("Curves", curves(charts.filter(chart => !first.includes(chart))));
-  if (data.trees && data.trees.trees.length) showTrees(data.trees, section("Rollouts"));
+  if (charts.length) section("Curves", () => curves(charts.filter(chart => !first.includes(chart))));
+  if (data.trees && data.trees.trees.length) section("Rollouts", element => showTrees(data.trees, element));
   const details = detailsOf(data, constant);
-  if (details.length) section("Details", details);
+  if (details.length) section("Details", () => details);
 }
 
 page(JSON.parse(document.getElementById("data").textContent));

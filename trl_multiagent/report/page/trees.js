@@ -44,6 +44,7 @@ function showTrees(data, section) {
     return made;
   }
   function fill(value) {
+    if (value === null) return "var(--back)";  // nothing scored it
     const [low, high] = scales[tree.shown], share = high > low ? (value - low) / (high - low) : .5;
     const [end, part] = share < .5 ? ["--low", 1 - 2 * share] : ["--high", 2 * share - 1];
     return `color-mix(in srgb, var(${end}) ${Math.round(100 * part)}%, var(--middle))`;
@@ -65,7 +66,7 @@ function showTrees(data, section) {
       rect.action = action;
       rect.append(element("title", {}, `${action.node.key}, joint action ${action.action}: reward ${show(action.reward)}, return ${show(action.return)}`));
       svg.append(rect);
-      const mark = (isSuspicious(action) ? "!" : "") + (size > 20 ? +action[tree.shown].toPrecision(2) : "");
+      const mark = (isSuspicious(action) ? "!" : "") + (size > 20 ? action[tree.shown] === null ? "–" : +action[tree.shown].toPrecision(2) : "");
       if (mark) svg.append(element("text", {x: action.x + size / 2, y: action.y + size / 2 + 4, class: "mark"}, mark));
     }
     drawing.replaceChildren(svg);
@@ -91,7 +92,7 @@ function showTrees(data, section) {
     const others = Object.entries(one.extra).filter(([name, value]) => name !== "tests" && name !== "suspicious" && value !== null);
     return make("div", {class: `card ${one === action ? "chosen" : ""} ${matches(one) ? "" : "faded"}`, onclick: () => one !== action && choose(one, false)},
       make("h4", {}, `Joint action ${equal.map(each => each.action).join(", ")}${times}`, isSuspicious(one) ? make("span", {class: "failed"}, `  suspicious: ${one.extra.suspicious || ""}`) : null),
-      make("div", {class: "numbers"}, number("reward", one.reward), number("return", [...new Set(equal.map(each => show(each.return)))].join(", ")),
+      make("div", {class: "numbers"}, number("reward", show(one.reward)), number("return", [...new Set(equal.map(each => show(each.return)))].join(", ")),
         equal.filter(child).map(each => make("button", {type: "button", onclick: event => { event.stopPropagation(); choose(child(each).actions[0]); }},
           `next turn${times && ` of ${each.action}`}`))),
       make("div", {class: "columns"}, acting.map(role => make("div", {},
