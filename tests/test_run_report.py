@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import yaml
 from transformers.utils import flatten_dict
 
 from trl_multiagent import MAGRPOConfig, cli, workflow
@@ -18,12 +19,14 @@ from trl_multiagent.report import run_report
 from trl_multiagent.report.html import json_values, render
 from trl_multiagent.report.run_page import (
     MAX_TEXT,
+    choose_trees,
     masked,
     read_run,
+    same_item,
     tree_page,
     trees_of,
-    without_secrets,
 )
+from trl_multiagent.report.terminal import before_and_after
 from trl_multiagent.report.trace_files import read_trace, write_rows
 
 from pages import read_page, write_run
@@ -202,9 +205,10 @@ def test_runs_are_compared(tmp_path, capsys, refused, monkeypatch, caplog):
     table = read_page(tmp_path / "runs" / "seed_1" / "report.html")["table"]
     assert table[1][1:] == ["3.000", "4.000 (step 2)", "4.000"]
     log = (tmp_path / "single" / "log.jsonl").read_text()
-    (tmp_path / "single" / "log.jsonl").write_text('{"step":{"step": 1}\n' + log)  # the disk was full for a while
+    damaged = '{"step":{"step": 1}\n[1]\nnull\n'  # the disk was full for a while
+    (tmp_path / "single" / "log.jsonl").write_text(damaged + log)
     cli.main(["report", "single"])
-    assert "log.jsonl: 1 of 3 lines are damaged, and left out." in caplog.text
+    assert "log.jsonl: 3 of 5 lines are damaged, and left out." in caplog.text
     assert read_page(tmp_path / "single" / "report.html")["facts"]["step"] == 2
     (tmp_path / "runs" / "seed_0" / "run.json").write_text("")
     for folder, message in (
@@ -253,11 +257,41 @@ def test_secrets_are_not_shown(tmp_path):
     shown = {"eos_token": "</s>", "pad_token_id": 0, "max_tokens": 5, "hub_token": None, "per_token": 0.5}
     values = {"report": [{"Token": "hf_abc", "api_key": "k"}], "password": 123}
     assert masked({**values, **shown}) == {"report": [{"Token": "***", "api_key": "***"}], "password": "***", **shown}
-    command = without_secrets("train --hub_token hf_abc --override a.api_key=secret1 max_tokens=5")
-    assert "hf_abc" not in command and "secret1" not in command and "max_tokens=5" in command
+    assert masked({"password": 1.5, "developer_token": ["a"]}) == {"password": "***", "developer_token": "***"}
+    command = masked("HF_TOKEN=hf_1 train --hub_token hf_2 '--password' hf_3 --override a.api_key=hf_4 max_tokens=5")
+    assert command == "HF_TOKEN=*** train --hub_token *** '--password' *** --override a.api_key=*** max_tokens=5"
+    prompt = "The secret word is {word}. Write one token about it. Secret: {word}."
+    command = f"train magrpo --config secret --task secret-word --override '{prompt}'"
+    assert masked(command) == command
+    settings = {"hub_token": "hf_abc", "generation_token_budget": 5, "prompt": prompt, "base_url": "x?api_key=hf_abc"}
+    settings["extra_body"] = '{"password": "hf_abc"}'
     write_run(tmp_path / "run", 0, [1.0])
-    (tmp_path / "run" / "config.yaml").write_text("hub_token: hf_abc\ngeneration_token_budget: 5\n")
-    assert read_run(tmp_path / "run").configuration == "hub_token: ***\ngeneration_token_budget: 5\n"
+    assert read_run(tmp_path / "run").configuration == ""
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings) + "# token: hf_abc\n")
+    configuration = read_run(tmp_path / "run").configuration
+    assert "hf_abc" not in configuration
+    hidden = {"hub_token": "***", "base_url": "x?api_key=***", "extra_body": '{"password": ***'}
+    assert yaml.safe_load(configuration) == settings | hidden
+
+
+def test_trees_without_a_return_are_not_shown_as_what_was_learnt():
+    def tree(step, item, *returns):
+        return [
+            {"step": step, "split": "train", "item": item, "turn": 1, "node": "/", "action": k, "return": x}
+            | {"completion/a": f"answer {k}"}
+            for k, x in enumerate(returns)
+        ]
+
+    first, middle = tree(1, "x", math.nan, 2.0, 4.0, math.nan), tree(5, "x", 1.0, math.nan)
+    silent = [tree(step, "y", math.nan) for step in (1, 9)]
+    trees = [silent[0], first, middle, tree(9, "x", math.nan, math.nan), silent[1]]
+    assert same_item(trees) == [first, middle] and same_item(silent) == []
+    assert before_and_after([first, middle]) == [
+        *("", "Step 1, return 4.00:", "  a          answer 2"),
+        *("", "Step 5, return 1.00:", "  a          answer 0", ""),
+    ]
+    best, last, _ = choose_trees(trees, 0)
+    assert best == first and last in (*silent, trees[3])
 
 
 def test_settings_by_their_paths():

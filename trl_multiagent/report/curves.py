@@ -82,7 +82,7 @@ def run_table(run: Mapping[str, Series]) -> list[list[str]]:
     for name in key_metrics([[run]]):
         series = run[name]
         best = max(series, key=series.__getitem__)
-        first = next(iter(series.values()))
+        first, *_ = series.values()
         rows.append([name, f"{first:.3f}", f"{series[best]:.3f} (step {best})", f"{last_value(series):.3f}"])
     return rows
 

@@ -180,13 +180,9 @@ class Report:
         rows = [["", *headings, "calls", "tokens", "waited for", "wall s"]]
         for result in self.shown:
             numbers, cost = self.numbers[result.name][FINAL], result.cost_per_episode
-            costs = [
-                f"{cost['calls']:.1f}",
-                f"{cost['generated_tokens']:.1f}",
-                f"{cost['waited_tokens']:.1f}",
-                f"{cost['wall_seconds']:.3f}",
-            ]
-            rows.append([result.name, *[show(numbers.get(name), name) for name in metrics], *costs])
+            costs = [f"{cost[name]:.1f}" for name in ("calls", "generated_tokens", "waited_tokens")]
+            shown = [show(numbers.get(name), name) for name in metrics]
+            rows.append([result.name, *shown, *costs, f"{cost['wall_seconds']:.3f}"])
         if self.over_teams is not None:
             numbers = self.over_teams[FINAL]
             rows.append(["all teams", *[show(numbers.get(name), name) for name in metrics], "", "", "", ""])

@@ -61,4 +61,4 @@ def json_values(value: Any, digits: int = 6) -> Any:
     if isinstance(value, float) and not value.is_integer():  # counts stay exact
         rounded = float(f"{value:.{digits}g}") if abs(value) < 10**digits else value
         return rounded if math.isfinite(value) else None
-    return value if value is None or isinstance(value, int | float) else str(value)
+    return value if isinstance(value, int | float | None) else str(value)

@@ -1,5 +1,6 @@
 """Makes the data of a run's page, and of a page that compares runs, from the files of the runs."""
 
+import contextlib
 import json
 import logging
 import math
@@ -16,7 +17,7 @@ from transformers.utils import flatten_dict
 
 from trl_multiagent.folders import ALARMS_FILE, LOG_FILE, RECIPE_FILE, RUN_FILE, naming_damage, read_json
 from trl_multiagent.report.curves import curves, group_table, run_table, series_of
-from trl_multiagent.rollout.tree import grouped
+from trl_multiagent.rollout.tree import grouped, mean_of_known
 
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]  # of a trace, see `rollout/trace.py`
 Tree = list[Row]
 
-CHOSEN_TREES = 3  # of a step
 MAX_TREES = 100
 MAX_CHARS = 4_000_000  # of all texts of a page
 MAX_TEXT = 20_000  # characters of one text
@@ -33,8 +33,11 @@ MAX_TEXT = 20_000  # characters of one text
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
 OWN_SECTIONS = {"output", "wandb"}
 OWN_NAMES = ("algorithm", "roles", "models")  # settings that are shown without their name
-SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)token|api_key|password|secret)"
-SECRET = re.compile(rf"""({SECRET_NAME}["']?(?:=|:|[ ])[ ]*)[^\s#]+""", re.IGNORECASE)
+SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)(?<!_per_)(?<!\bper_)token|api_?key|password|secret)"
+# `name=value`, `name: value` and `--name value` in a text, where a place for a value, as in prompts, is no secret
+SECRET = re.compile(
+    rf"""((?:{SECRET_NAME}["']?[=:]|(?<![\w.-])--?[\w.-]*{SECRET_NAME}["']?[ ])[ ]*)(?!\{{\w*\}})\S+""", re.IGNORECASE
+)
 
 
 @dataclass
@@ -49,18 +52,12 @@ class RunFiles:
     settings: dict[str, Any]  # the settings in the configuration, by their paths
 
     @property
-    def name(self) -> str:
-        return self.folder.absolute().name
-
-    @property
     def shown_facts(self) -> dict[str, Any]:
-        step = max((log["step"] for log in self.logs), default=0)
-        seconds = sum(log.get("train_runtime", 0) for log in self.logs)
         return {
-            "name": self.name,
+            "name": self.folder.absolute().name,
             "folder": str(self.folder),
-            "step": step,
-            "train_runtime": seconds,
+            "step": max((log["step"] for log in self.logs), default=0),
+            "train_runtime": sum(log.get("train_runtime", 0) for log in self.logs),
             **{name: log[name] for log in self.logs for name in ("env_step", "num_tokens") if name in log},
             **self.facts,
             # A task of a recipe has a name; others are described by their environments
@@ -70,14 +67,17 @@ class RunFiles:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that all runs of a group share."""
-        facts, agents = self.facts, self.facts["agents"]
-        settings = {**facts["settings"], **self.settings}
+        facts = self.facts
         return {
-            "roles": " + ".join(agents),
-            "models": ", ".join(dict.fromkeys(filter(None, agents.values()))),
+            "roles": " + ".join(facts["agents"]),
+            "models": ", ".join(dict.fromkeys(filter(None, facts["agents"].values()))),
             **{name: facts[name] for name in ("algorithm", "environment", "dataset")},
             "processes": facts["machine"].split(" ")[0],
-            **{name: x for name, x in settings.items() if name.split(".")[-1] not in OF_ONE_RUN},
+            **{
+                name: x
+                for name, x in (facts["settings"] | self.settings).items()
+                if name.split(".")[-1] not in OF_ONE_RUN
+            },
         }
 
 
@@ -85,52 +85,51 @@ def read_run(folder: Path) -> RunFiles:
     """Reads the files of a run, except for its trace."""
     recipe, facts = folder / RECIPE_FILE, read_json(folder / RUN_FILE)
     text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
-    sections = {name: x for name, x in masked(yaml.safe_load(text) or {}).items() if name not in OWN_SECTIONS}
+    configuration = masked(yaml.safe_load(text) or {})
+    sections = {name: x for name, x in configuration.items() if name not in OWN_SECTIONS}
     # The arguments of a trainer have no section in run.json either
     settings = {name.removeprefix(f"{facts['algorithm'].lower()}."): x for name, x in flatten_dict(sections).items()}
-    logs, alarms = read_lines(folder / LOG_FILE), read_lines(folder / ALARMS_FILE)
-    return RunFiles(folder, facts, logs, alarms, without_secrets(text), settings)
+    shown = yaml.safe_dump(configuration, sort_keys=False, allow_unicode=True) if text else ""
+    return RunFiles(folder, facts, read_lines(folder / LOG_FILE), read_lines(folder / ALARMS_FILE), shown, settings)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """
-    Reads a file with one JSON value per line; a missing file has none. A last line without a line break is left out: a
-    killed process has not finished it. Other damaged lines, as a full disk leaves them, are skipped with a warning.
+    Reads a file with one JSON object per line; a missing file has none. A last line without a line break is left out:
+    a killed process has not finished it. Other damaged lines, as a full disk leaves them, are skipped with a warning.
     """
     with naming_damage(path):
         lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    values, number_unreadable = [], 0
+    entries = []
     for line in lines:
-        try:
-            values.append(json.loads(line))
-        except ValueError:
-            number_unreadable += 1
+        with contextlib.suppress(ValueError, TypeError):
+            entries.append({**json.loads(line)})
+    number_unreadable = len(lines) - len(entries)
     if number_unreadable:
         logger.warning("%s: %d of %d lines are damaged, and left out.", path, number_unreadable, len(lines))
-    return values
-
-
-def without_secrets(text: str) -> str:
-    """Returns a configuration or a command without tokens and passwords."""
-    return SECRET.sub(r"\1***", text)
+    return entries
 
 
 def masked(value: Any) -> Any:
-    """Returns plain values without tokens and passwords."""
+    """Returns plain values, or a text such as a command, without tokens and passwords."""
+    if isinstance(value, str):
+        return SECRET.sub(r"\1***", value)
     if isinstance(value, list):
         return [masked(x) for x in value]
     if not isinstance(value, dict):
         return value
-    secrets = {name for name in value if re.search(f"{SECRET_NAME}$", str(name), re.IGNORECASE)}
-    return {name: "***" if name in secrets and type(x) in (str, int) else masked(x) for name, x in value.items()}
+    return {
+        name: "***" if SECRET.search(f"{name}=x") and not isinstance(x, dict | bool | None) else masked(x)
+        for name, x in value.items()
+    }
 
 
 def run_page(run: RunFiles, trees: list[Tree]) -> dict[str, Any]:
     """Returns the page of a run. `trees`: the rows of each tree to show."""
-    series = series_of(run.logs)
+    series, facts = series_of(run.logs), run.shown_facts
     return {
-        "title": f"{run.facts['algorithm']}: {run.name}",
-        "facts": run.shown_facts,
+        "title": f"{facts['algorithm']}: {facts['name']}",
+        "facts": facts,
         "table": run_table(series),
         "alarms": run.alarms,
         "groups": [""],
@@ -197,21 +196,20 @@ def trees_of(rows: Iterable[Row]) -> list[Tree]:
 
 
 def choose_trees(trees: list[Tree], seed: int) -> list[Tree]:
-    """Returns the best and the worst tree, and then random ones."""
+    """Returns the best and the worst tree, and then a random one."""
     best, *others = sorted(trees, key=root_return, reverse=True)
-    worst = others[-1:]
+    between = others[:-1]
     # Not the global generator, which the rollouts use
-    more = random.Random(seed).sample(others[:-1], max(0, min(CHOSEN_TREES - 2, len(others) - 1)))
-    return [best, *worst, *more]
+    return [best, *others[-1:], *random.Random(seed).sample(between, min(1, len(between)))]
 
 
 def same_item(trees: list[Tree]) -> list[Tree]:
     """
     Returns the first and the last tree of an item that was seen from nearly the first step to nearly the last one: of
     these items, the one with the median first return. Without an item that recurs, these are the first and the last
-    tree of all.
+    tree of all. Trees without a return are left out.
     """
-    ordered = sorted(trees, key=lambda tree: tree[0]["step"])
+    ordered = sorted((x for x in trees if root_return(x) > -math.inf), key=lambda tree: tree[0]["step"])
     items = grouped(((tree[0]["split"], tree[0]["item"]), tree) for tree in ordered)
     longest = max(map(span, items.values()), default=0)
     if longest == 0:
@@ -227,9 +225,9 @@ def span(trees: list[Tree]) -> int:
 
 
 def root_return(tree: Tree) -> float:
-    """Returns the mean return of a tree's first joint actions."""
-    returns = [row["return"] for row in tree if row["turn"] == 1]
-    return sum(returns) / len(returns)
+    """Returns the mean return of a tree's first joint actions, or negative infinity if nothing scored them."""
+    # The mean of nothing is NaN, which is not larger
+    return max(-math.inf, mean_of_known([row["return"] for row in tree if row["turn"] == 1]))
 
 
 def tree_page(trees: list[Tree]) -> dict[str, Any]:

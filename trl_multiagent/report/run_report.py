@@ -28,16 +28,7 @@ from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.jobs.signals import COMMAND_VARIABLE
 from trl_multiagent.report.alarms import Alarms
 from trl_multiagent.report.html import REPORT_FILE, write_page
-from trl_multiagent.report.run_page import (
-    Tree,
-    choose_trees,
-    masked,
-    read_run,
-    run_page,
-    same_item,
-    trees_of,
-    without_secrets,
-)
+from trl_multiagent.report.run_page import Tree, choose_trees, masked, read_run, run_page, same_item, trees_of
 from trl_multiagent.report.terminal import ShowCompletions, before_and_after, show_one_bar
 from trl_multiagent.report.trace_files import TRACE_FOLDER, Trace, remove_after, trace_files, write_rows
 from trl_multiagent.rollout.trace import TraceRow
@@ -75,8 +66,6 @@ class RunReport(RolloutCallback):
     def __init__(self, algorithm: str, describe: Callable[[], Mapping[str, Any]]):
         self.algorithm, self.describe = algorithm, describe
         self.has_begun = self.is_running = False
-        self.next_refresh = 0.0
-        self.next_kept = 0  # trees are kept at this step next
         # An item of the first of them, and its latest tree: the report shows what was learnt about the same item
         self.followed: str | None = None
         self.latest: list[TraceRow] = []
@@ -87,8 +76,7 @@ class RunReport(RolloutCallback):
         if state.global_step == 0 and not self.has_begun:
             check_unused(folder)
             last = last_checkpoint(folder)
-            is_told = COMMAND_VARIABLE in os.environ or not state.is_world_process_zero  # by the command, the main one
-            if last is not None and not is_told:
+            if last and COMMAND_VARIABLE not in os.environ and state.is_world_process_zero:  # a command says it itself
                 logger.warning(
                     f"{last} is of an earlier run, and this one will replace it: choose another `output_dir`, or call "
                     "`train(resume_from_checkpoint=True)` to go on."
@@ -97,7 +85,8 @@ class RunReport(RolloutCallback):
         self.is_running = state.is_world_process_zero
         if not self.is_running:
             return
-        self.next_refresh, self.next_kept = time.monotonic() + SECONDS_BETWEEN, 0
+        self.next_refresh = time.monotonic() + SECONDS_BETWEEN
+        self.next_kept = 0  # trees are kept at this step next
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
             remove_after(folder / TREES_FOLDER, state.global_step)
@@ -139,14 +128,13 @@ class RunReport(RolloutCallback):
         folder, log = Path(args.output_dir), state.log_history[-1]
         with harmless(folder), (folder / LOG_FILE).open("a") as file:
             file.write(f"{json.dumps(log)}\n")
-        if "train_runtime" not in log:
-            return self.refresh(folder)
-        self.is_running = False  # the last log
-        for tree in self.evaluated.values():
-            self.keep(args, tree)
-        with harmless(folder):
-            write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
-            self.next_refresh = 0.0
+        if "train_runtime" in log:  # the last log
+            self.is_running = False
+            for tree in self.evaluated.values():
+                self.keep(args, tree)
+            with harmless(folder):
+                write_json(folder / RUN_FILE, {**read_json(folder / RUN_FILE), "finished": True})
+        if not self.is_running or time.monotonic() >= self.next_refresh:
             self.refresh(folder)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
@@ -157,10 +145,8 @@ class RunReport(RolloutCallback):
                 print(*learnt, f"Report           {folder / REPORT_FILE}", sep="\n", flush=True)
 
     def refresh(self, folder: Path) -> None:
-        """Writes the page, unless it was written a short time ago."""
+        """Writes the page."""
         start = time.monotonic()
-        if start < self.next_refresh:
-            return
         with harmless(folder):
             write_page(run_report(folder), folder / REPORT_FILE)
         end = time.monotonic()
@@ -199,13 +185,12 @@ def chosen_trees(folder: Path) -> list[Tree]:
     run keeps.
     """
     files = trace_files(folder / TRACE_FOLDER) or trace_files(folder / TREES_FOLDER)
-    spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1)] if files else []
+    spaced = [files[k * (len(files) - 1) // MAX_FILES] for k in range(MAX_FILES + 1) if files]
     trees = []
     for path in dict.fromkeys(spaced):
         for _, rows in pd.read_parquet(path).groupby("split"):
             step = int(rows["step"].max())
-            batch = trees_of(rows[rows["step"] == step].to_dict("records"))
-            trees += choose_trees(batch, step)
+            trees += choose_trees(trees_of(rows[rows["step"] == step].to_dict("records")), step)
     return trees
 
 
@@ -259,7 +244,7 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "max_steps": state.max_steps,
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "finished": False,
-        "command": without_secrets(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
+        "command": masked(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
         "machine": f"{args.world_size} process{several} on {device}",
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }

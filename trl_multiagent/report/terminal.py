@@ -84,7 +84,8 @@ def typical_branch(tree: Sequence[TraceRow]) -> list[TraceRow]:
     branch: list[TraceRow] = []
     rows = [row for row in tree if row["turn"] == 1]
     while rows:
-        last = sorted(rows, key=lambda row: row["return"])[len(rows) // 2]
+        scored = [row for row in rows if not math.isnan(row["return"])] or rows
+        last = sorted(scored, key=lambda row: row["return"])[len(scored) // 2]
         branch.append(last)
         child, episode = f"{last['node'].rstrip('/')}/{last['action']}", last.get("episode")
         rows = [row for row in tree if row["node"] == child and row.get("episode") == episode]
@@ -96,7 +97,7 @@ def shown_values(logs: Mapping[str, float], watched: Collection[str]) -> dict[st
     Returns the numbers of a log that are shown, by their names there. `watched`: the metrics that the task watches;
     without them, all metrics of its episodes are shown.
     """
-    names = {**SHOWN, **{f"turn_1/{name}": name for name in watched}}
+    names = SHOWN | {f"turn_1/{name}": name for name in watched}
     if not watched:
         names |= {name: name.removeprefix("episode/") for name in logs if name.startswith("episode/")}
     return {shown: f"{logs[name]:.2f}" for name, shown in names.items() if name in logs}
