@@ -30,6 +30,7 @@ from trl_multiagent.trainers.joint_reward_trainer import JointRewardTrainer
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 from trl_multiagent.trainers.magrpo_trainer import MAGRPOTrainer
 
+from pages import read_page
 from tiny import count_reward, flip, same_teams, tiny_items, tiny_task, tiny_team
 
 
@@ -73,7 +74,7 @@ def signalled(monkeypatch, capsys):
     return signalled
 
 
-def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch, capsys):
+def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch, capsys, reports):
     def run(folder, *argv):
         argv = ["--model_name", tiny_model, *ROLLOUTS, "--output_dir", folder, *argv]
         run_recipe("magrpo", TASK, argv, "run")
@@ -86,6 +87,7 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch, capsys):
     )
     assert line.endswith(" train magrpo --config x.yaml --resume_from_checkpoint ended/checkpoint-2")
     assert not Path("ended/team.json").exists()
+    assert read_page(Path("ended/report.html"))["facts"]["step"] == 2
     capsys.readouterr()
     run("ended", *SAVING, "--dry_run")
     assert "run: note: ended/checkpoint-2 is not used: this run starts at step 0. " in capsys.readouterr().err
@@ -93,6 +95,7 @@ def test_a_training_on_rollouts(signalled, tiny_model, monkeypatch, capsys):
     assert same_teams("whole", "ended")
     line = signalled(signal.SIGINT, MAGRPOTrainer, 2, run, "off", "--save_strategy", "no")
     assert "after step 2 of 4, without a checkpoint, because `save_strategy` is 'no'. Start again with: " in line
+    assert read_page(Path("off/report.html"))["facts"]["step"] == 2
     assert not Path("off/team.json").exists() and not list(Path("off").glob("checkpoint-*"))
     with monkeypatch.context() as patch:  # the last step: the training is complete
         step = MAGRPOTrainer.training_step

@@ -46,6 +46,7 @@ from trl_multiagent.jobs.fingerprint import (
 )
 from trl_multiagent.jobs.signals import Overdue, Stopped, ending_later
 from trl_multiagent.models.pretrained import adapter_parameters, temporarily_set
+from trl_multiagent.report.run_report import RunReport
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -224,12 +225,6 @@ def describe_run(
     adapters are left out.
     """
     uncompared = {field.name for field in dataclasses.fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
-    arguments = {
-        name: value
-        for name, value in args.to_dict().items()
-        if name not in uncompared and not name.startswith(args.free_on_resume)
-    }
-    plugin = args.deepspeed_plugin
     of_team: dict[str, Any] = {}
     if team is not None:
         of_team = {
@@ -251,8 +246,12 @@ def describe_run(
         **of_team,
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,
-        "DeepSpeed ZeRO stage": None if plugin is None else plugin.zero_stage,
-        **arguments,
+        "DeepSpeed ZeRO stage": getattr(args.deepspeed_plugin, "zero_stage", None),
+        **{
+            name: value
+            for name, value in args.to_dict().items()
+            if name not in uncompared and not name.startswith(args.free_on_resume)
+        },
     }
     return json.loads(json.dumps(settings, default=str))
 
@@ -326,7 +325,8 @@ class CheckpointMixin(Trainer):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
         check_agreement(self.accelerator, self._settings)
-        self._resumed = Path(str(folder)) if folder else None
+        start = str(folder) if folder else None
+        self._resumed = Path(start) if start else None
         if self._resumed is not None:
             with fail_together(self.accelerator):
                 self._check_checkpoint(self._resumed)
@@ -334,7 +334,6 @@ class CheckpointMixin(Trainer):
             remove_unfinished(self.args.output_dir)
         try:
             with ending_later():
-                start = None if self._resumed is None else str(self._resumed)
                 return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
         except (Overdue, OverdueElsewhere):
             if self.state.global_step and self._may_stop and not self.control.should_evaluate:
@@ -355,6 +354,10 @@ class CheckpointMixin(Trainer):
                 reason = f"Another process has ended, or cannot be reached: {describe(error).partition('. ')[0]}"
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
             raise
+        finally:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, RunReport) and callback.is_running:  # the training has not ended by itself
+                    callback.refresh(Path(self.args.output_dir))
 
     def _last_complete(self) -> str:
         """Returns a sentence naming the last complete checkpoint."""
