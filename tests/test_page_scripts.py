@@ -266,6 +266,19 @@ def test_a_section_that_fails_leaves_the_others():
     assert f"This section cannot be shown: {errors[0]}" in sections["Summary"]
 
 
+def test_an_evaluation_says_that_episodes_without_a_reward_are_left_out():
+    def text(share):
+        turn = {"return": {"mean": 1.0, "low": None, "high": None}, "reward_none": {"mean": share}}
+        team = {"kind": "team", "results": {"turn_1": turn, "final": turn}, "cost_per_episode": {}}
+        settings = {"num_episodes": 1, "confidence": 0.95}
+        sections, _, _, errors = shown({"evaluation": {"items": 2, "settings": settings, "policies": {"team": team}}})
+        assert errors == []
+        return sections["Evaluation"]
+
+    assert "each. Episodes without a reward are left out of the means" in text(0.5)
+    assert "left out" not in text(0.0)
+
+
 def test_a_run_whose_return_never_changes_shows_what_was_learnt():
     metrics = {"return": [{"step": [1, 2], "mean": [0.0, 0.0]}]}
     lone, *_ = shown({"metrics": metrics})

@@ -210,9 +210,10 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
   const matrices = Object.entries(metrics).flatMap(([metric, found]) => Object.entries(found.matrices).map(([role, values]) => ({
     title: `${metric}: ${show(found.diagonal.mean)} as trained (diagonal), ${show(found.off_diagonal.mean)} mixed`, names: runs, values, row: `run of ${role}`, column: "run of the others",
   })));
-  const confidence = `${100 * settings.confidence}%`;
+  const confidence = `${100 * settings.confidence}%`, isWhole = ({results}) => Object.values(results).every(turn => !(turn.reward_none?.mean > 0));
+  const leftOut = Object.values(policies).every(isWhole) ? "" : " Episodes without a reward are left out of the means; reward_none is their share.";
   return [
-    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each. ${contents.environment ? `Task: ${contents.environment}` : ""}`),
+    make("p", {}, `${contents.items} items, ${settings.num_episodes} sampled episode${settings.num_episodes === 1 ? "" : "s"} each.${leftOut} ${contents.environment ? `Task: ${contents.environment}` : ""}`),
     estimates(part("", rows, `Lines are ${confidence} intervals over items; those of all teams over items and teams. ${contents.range_note || ""}`)),
     ...Object.keys(differences).filter(key => contents[key]).map(key => estimates({isDifference: true, ...part(differences[key],
       Object.fromEntries(Object.entries(contents[key]).map(([name, numbers]) => [name, numbers.final])), contents.difference_note)})),
