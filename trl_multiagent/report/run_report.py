@@ -144,6 +144,10 @@ class RunReport(RolloutCallback):
                 learnt = before_and_after(same_item(chosen_trees(folder)))
                 print(*learnt, f"Report           {folder / REPORT_FILE}", sep="\n", flush=True)
 
+    def on_exit(self, args: Any) -> None:
+        if self.is_running:  # the training has not ended by itself
+            self.refresh(Path(args.output_dir))
+
     def refresh(self, folder: Path) -> None:
         """Writes the page."""
         start = time.monotonic()

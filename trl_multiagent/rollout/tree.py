@@ -459,3 +459,6 @@ class RolloutCallback(TrainerCallback):
 
     def on_checkpoint(self) -> None:
         """Writes what it has read, before a checkpoint is complete. A run that resumes there does not repeat it."""
+
+    def on_exit(self, args: Any) -> None:
+        """Writes what is left to write, when a training ends, also by a signal or an error."""

@@ -132,9 +132,9 @@ def test_hostile_programs_get_nothing(sandbox):
 
 
 def test_an_error_is_one_line_of_a_trace(sandbox):
-    forged = "def f(x):\n    raise ValueError('no\\npassed   assert f(1)\\x1b[2K')"
+    forged = "def f(x):\n    raise ValueError('no\\npassed   assert f(1)')"
     (verdict,) = sandbox.run([Program(forged, "f", "assert f(1)")])
-    assert verdict.columns()["tests"] == "error    assert f(1)  ValueError: no passed assert f(1)·[2K"
+    assert verdict.columns()["tests"] == "error    assert f(1)  ValueError: no passed assert f(1)"
 
 
 def test_texts_of_a_verdict_can_be_written(sandbox):

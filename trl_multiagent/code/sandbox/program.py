@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
-from trl_multiagent.console import one_line
-
 
 # What `Program.experiments` may contain: changes with which a program that passed tests runs again. If a test is then
 # lost, what was changed matters. The last one changes nothing, and must have no effect. `helpers/ablation.py` makes
@@ -130,7 +128,10 @@ class Verdict:
     def columns(self) -> dict[str, str]:
         """Returns what the tests said, a line per check, and the suspicious acts, as texts for a trace."""
         checks = [self.definitions] * (self.definitions.status != "passed") + [*self.checks[:MAX_LINES]]
-        lines = [f"{x.status:<8} {one_line(x.source)[:160]}  {one_line(x.error)[:120]}".rstrip() for x in checks]
+        lines = [
+            f"{x.status:<8} {' '.join(x.source.split())[:160]}  {' '.join(x.error.split())[:120]}".rstrip()
+            for x in checks
+        ]
         more = [f"... {self.total - MAX_LINES} more"] if self.total > MAX_LINES else []
         return {"tests": "\n".join(lines + more), "suspicious": ", ".join(self.suspicious)}
 

@@ -46,7 +46,7 @@ from trl_multiagent.jobs.fingerprint import (
 )
 from trl_multiagent.jobs.signals import Overdue, Stopped, ending_later
 from trl_multiagent.models.pretrained import adapter_parameters, temporarily_set
-from trl_multiagent.report.run_report import RunReport
+from trl_multiagent.rollout.tree import RolloutCallback
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
@@ -356,8 +356,8 @@ class CheckpointMixin(Trainer):
             raise
         finally:
             for callback in self.callback_handler.callbacks:
-                if isinstance(callback, RunReport) and callback.is_running:  # the training has not ended by itself
-                    callback.refresh(Path(self.args.output_dir))
+                if isinstance(callback, RolloutCallback):
+                    callback.on_exit(self.args)
 
     def _last_complete(self) -> str:
         """Returns a sentence naming the last complete checkpoint."""
