@@ -497,10 +497,15 @@ def test_an_adapter_of_nobody_is_not_trained():
 
 @pytest.fixture
 def gguf_file(tmp_path):
-    """Writes the file of a tiny model."""
-    gguf = pytest.importorskip("gguf")
-    model, file = tiny_llama(), tmp_path / "gguf" / "model.gguf"
+    """The file of a tiny model."""
+    file = tmp_path / "gguf" / "model.gguf"
     file.parent.mkdir()
+    write_gguf(file, tiny_llama())
+    return file
+
+
+def write_gguf(file, model, left_out=()):
+    gguf = pytest.importorskip("gguf")
     config = model.config
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(config.max_position_embeddings)
@@ -518,12 +523,34 @@ def gguf_file(tmp_path):
     writer.add_eos_token_id(1)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+        if name not in left_out:
+            writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+
+
+def test_a_gguf_file_that_lacks_weights_is_refused(tmp_path):
+    """transformers would give them random numbers. A tied head is none of its own."""
+    file, name = tmp_path / "model.gguf", "model.layers.1.mlp.down_proj.weight"
+    for tied in (True, False):
+        model = tiny_llama(tie_word_embeddings=tied)
+        write_gguf(file, model, left_out=[name])
+        with pytest.raises(ValueError, match=rf"model\.gguf lacks 1 weights, the first of which is {name}\."):
+            AgentTeam.from_pretrained(file, ["aux"])
+        assert not [*tmp_path.rglob("*.safetensors")]
+        write_gguf(file, model, left_out=["lm_head.weight"] if tied else [])
+        read = AgentTeam.from_pretrained(file, ["aux"]).agents["aux"]
+        assert torch.equal(read.get_output_embeddings().weight, model.get_output_embeddings().weight)
+
+
+def test_an_adapter_whose_gguf_file_is_gone(gguf_file, tmp_path):
+    config = LoraConfig(target_modules="all-linear")
+    AgentTeam.from_pretrained(gguf_file, ["aux", "main"], config).save_pretrained(tmp_path / "team")
+    gguf_file.unlink()
+    with pytest.raises(OSError, match=rf"^{gguf_file} does not exist\. A saved adapter needs the model that"):
+        AgentTeam.from_pretrained(tmp_path / "team")
 
 
 def test_a_gguf_file_is_converted_once(gguf_file, tmp_path, monkeypatch, capsys):

@@ -56,7 +56,7 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
     Raises:
         ImportError: The library `gguf` is missing.
         OSError: The file cannot be found or changes meanwhile, or the disk is too full.
-        ValueError: The file is damaged, or its architecture is unknown to transformers.
+        ValueError: The file is damaged or lacks weights, or its architecture is unknown to transformers.
     """
     folder, argument = gguf_file_of(name)
     if not argument:
@@ -64,7 +64,10 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
     file = Path(name).absolute()
     place = file.parent
     if is_on_hub := not file.is_file():
-        file = Path(str(find_file(folder, argument["gguf_file"], revision, token, required=True)))
+        found = find_file(folder, argument["gguf_file"], revision, token, required=True)
+        if found is None:
+            raise OSError(f"{name} does not exist. A saved adapter needs the model that it was trained on.")
+        file = Path(found)
     if is_on_hub or not os.access(place, os.W_OK):
         place = open_cache() / "gguf" / hashlib.sha256(str(file).encode()).hexdigest()[:16]
     place = place / f"{file.name}_converted"
@@ -131,13 +134,16 @@ def read_model(file: Path, folder: Path) -> PreTrainedModel:
     needed = 4 * without_weights(config).num_parameters()
     if shutil.disk_usage(folder).free < needed:
         raise OSError(f"The disk of {folder} has less than the {needed / 1e9:.1f} GB that converted weights need.")
-    model = AutoModelForCausalLM.from_pretrained(
+    model, loaded = AutoModelForCausalLM.from_pretrained(
         file.parent,
         gguf_file=file.name,
         config=copy.deepcopy(config),
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
+        output_loading_info=True,
     )
+    if missing := sorted(loaded["missing_keys"]):  # without a head that is tied to the embeddings
+        raise ValueError(f"{file} lacks {len(missing)} weights, the first of which is {missing[0]}.")
     with torch.device("meta"):
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(model.state_dict(), assign=True)
