@@ -37,7 +37,7 @@ def run(folder, logs, every=1, max_steps=1000, **settings):
         state.global_step = step
         state.log_history.append({**log, "step": step})
         alarms.on_log(args, state, control)
-        if any(name.startswith("eval_") for name in log):
+        if any(name.startswith(("eval_", "test_")) for name in log):
             alarms.on_evaluate(args, state, control, metrics=log)
     path = folder / "alarms.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else [], control
@@ -51,6 +51,8 @@ def test_a_cliff_is_found_in_each_of_several_evaluation_sets_and_raised_when_it_
     assert not control.should_training_stop
     _, control = run(tmp_path / "stop", logs, on_cliff="stop")
     assert control.should_training_stop
+    alarms, _ = run(tmp_path / "test", [{"eval_reward": 1.0}, {"eval_reward": 0.1}, {"test_reward": 0.0}])
+    assert [alarm["step"] for alarm in alarms] == [2]  # a test set is none of the training
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, start, reports):
 
 def test_several_sets_are_evaluated(tmp_path):
     trainer = reward_trainer(tmp_path, eval_dataset={"a": pairs(number=2), "b": pairs(number=3)})
-    assert {"eval_a_loss", "eval_b_loss"} <= trainer.evaluate().keys()
+    assert {"eval_a_loss", "eval_b_accuracy"} <= trainer.evaluate().keys()
+    metrics = trainer.evaluate(pairs(number=2), metric_key_prefix="test")
+    assert metrics["test_accuracy"] >= 0.0 and not [name for name in metrics if name.startswith("eval_")]
 
 
 def test_a_frozen_backbone(tmp_path):

@@ -82,6 +82,9 @@ def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
     assert {"eval_a_loss", "eval_a_rewards/margins", "eval_b_reward"} <= both.keys()
     assert "eval_reward" in trainer.evaluate(tiny_items(2)) and "eval_loss" in trainer.evaluate(pairs(number=3))
     assert "eval_train_reward" in trainer.evaluate({"train": tiny_items(2)})
+    tested = trainer.evaluate({"a": pairs(number=3), "b": tiny_items(2)}, metric_key_prefix="test")
+    assert {"test_a_loss", "test_a_rewards/margins", "test_b_reward"} <= tested.keys()
+    assert not [name for name in tested if name.startswith("eval_")]
     predicted = trainer.predict(pairs(number=3)).metrics
     assert predicted["test_loss"] == trainer.evaluate(pairs(number=3))["eval_loss"]
     trainer.create_model_card(model_name="pair")

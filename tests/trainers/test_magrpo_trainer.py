@@ -338,6 +338,25 @@ def test_two_evaluation_sets_keep_two_names(tmp_path):
     assert "eval_return" in trainer.evaluate(sets["easy"])
 
 
+def test_the_metrics_of_an_evaluation_have_the_prefix_that_it_was_given(tmp_path):
+    """A test set is no evaluation of the training: the model card leaves it out."""
+    environment = tiny_environment(reward=lambda completions, x, **columns: [float(len(value)) for value in x])
+    settings = {"environment": environment, "train_dataset": items("1", "2"), "eval_dataset": items("12")}
+    trainer = tiny_trainer(tmp_path, max_steps=1, trace_steps=1, eval_strategy="steps", eval_steps=1, **settings)
+    trainer.train()
+    metrics = trainer.evaluate({"a": items("123"), "b": items("12345")}, metric_key_prefix="test")
+    assert (metrics["test_a_reward"], metrics["test_b_reward"]) == (3.0, 5.0)
+    assert trainer.evaluate(items("1234"), metric_key_prefix="test")["test_return"] == 4.0
+    assert trainer.predict(items("1")).metrics["test_reward"] == 1.0
+    logs = trainer.state.log_history
+    assert [log["eval_return"] for log in logs if "eval_return" in log] == [2.0]
+    assert [log["test_return"] for log in logs if "test_return" in log] == [4.0]
+    assert {*read_trace(tmp_path / "trace")["split"]} == {"train", "eval", "test_a", "test_b", "test"}
+    trainer.create_model_card()
+    card = (tmp_path / "README.md").read_text()
+    assert "| eval_return | 2.000 | 2.000 (step 1) | 2.000 |" in card and "test_return" not in card
+
+
 def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):
     def fails_on_the_last(completions, x, **columns):
         if "9" in x:

@@ -62,7 +62,7 @@ FEWER_PASS = (
     "the reward is higher than in the first ones, and fewer answers pass. Read the answers: the reward "
     "pays for something else than the task."
 )
-EVALUATION_REWARD = re.compile(r"eval_([^/]*_)?reward")  # eval_reward, or eval_<name>_reward of one of several sets
+EVALUATION_REWARD = r"eval_([^/]*_)?reward"  # eval_reward, or eval_<name>_reward of one of several sets
 
 Log = Mapping[str, Any]
 
@@ -94,7 +94,7 @@ class Alarms(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         # With several evaluation sets, this is called after each of them, and each has its own reward
-        name = next((name for name in kwargs["metrics"] if EVALUATION_REWARD.fullmatch(name)), "eval_reward")
+        name = next((name for name in kwargs["metrics"] if re.fullmatch(EVALUATION_REWARD, name)), None)
         rewards = [log[name] for log in state.log_history if name in log]
         if not is_cliff(rewards, args.cliff_drop):
             return

@@ -19,7 +19,7 @@ Runs = Sequence[Mapping[str, Series]]  # the metrics of each run of a group, by 
 
 MAX_POINTS = 400  # of a curve; more log entries are averaged
 LAST_SHARE = 0.1  # the last value is the mean of this share of the log entries
-NO_METRICS = re.compile(r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|eval_(.+_)?(runtime|.*_per_second)")
+NO_METRICS = r"step|epoch|total_flos|train_(loss|runtime|.*_per_second)|(eval|test)_(.+_)?(runtime|.*_per_second)"
 # Metrics of a team's quality: rewards, and the passes of the last turn
 KEY_METRICS = r"(eval_([^/]+_)?)?(return|reward|final_turn/reward|accuracy|rewards/accuracies"
 KEY_METRICS += r"|turn_{last_turn}/(passed|passed_hidden|test_pass_rate|size_share))"
@@ -30,7 +30,7 @@ def series_of(logs: Iterable[Mapping[str, Any]]) -> dict[str, Series]:
     found: dict[str, Series] = {}
     for log in logs:
         for name, value in log.items():
-            if isinstance(value, int | float) and math.isfinite(value) and not NO_METRICS.fullmatch(name):
+            if isinstance(value, int | float) and math.isfinite(value) and not re.fullmatch(NO_METRICS, name):
                 found.setdefault(name, {})[log["step"]] = float(value)
     return {name: dict(sorted(series.items())) for name, series in found.items()}
 

@@ -4,7 +4,7 @@ Rollout trees as a table: one row per joint action. All code that shows or store
 | column | content |
 | --- | --- |
 | `step` | The optimizer step that the tree is for; in an evaluation, the number of steps before it. |
-| `split` | `"train"`, `"eval"`, or `"eval_<name>"` for one of several evaluation sets. |
+| `split` | `"train"`, or the prefix of the evaluation: `"eval"`, or `"eval_<name>"` for one of several sets. |
 | `process`, `tree` | The process, and the number of the tree, or of the group of episodes, in its batch. |
 | `episode` | In a group of episodes, the number of the episode among its item's. |
 | `item` | The item's column `id`, `task_id` or `item_id`; without one, a hash of its columns. |

@@ -31,7 +31,7 @@ from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.pretrained import has_routers, temporarily_set
 from trl_multiagent.models.shared_prompts import takes_masks
 from trl_multiagent.rollout.sampler import TransformersGenerator
-from trl_multiagent.rollout.tree import Trees, turns_of_episodes
+from trl_multiagent.rollout.tree import Trees, known, mean_of_known, turns_of_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.checkpoints import (
     CheckpointCallback,
@@ -90,11 +90,17 @@ class CommonTrainerMixin(CheckpointMixin):
                 temporarily_set(self.accelerator, prepare_model=lambda model, **_: model),
                 self.accelerator.autocast(),  # which the preparation would have added
             ):
-                return super().evaluation_loop(*args, **kwargs)
+                output = super().evaluation_loop(*args, **kwargs)
         finally:
             if self.deepspeed is not None and not had_engine:  # it has no optimizer; the training makes its own
                 self.accelerator.free_memory()
                 self.deepspeed, self.model_wrapped = None, self.model
+        # TRL would add the metrics when they are logged, and put "eval_" before them, whatever the prefix is
+        for name, values in self._metrics["eval"].items():
+            mean = mean_of_known(values) if known(values) else None  # as TRL; NaN is not in JSON
+            output.metrics[f"{kwargs['metric_key_prefix']}_{name}"] = mean
+        self._metrics["eval"].clear()
+        return output
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with self._without_traces():
@@ -145,7 +151,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
     _expert_loads: dict[str, torch.Tensor]  # by role, in the current batch
     _config_class: type[TeamConfig] = TeamConfig  # class of the default configuration
     _trains_critics = False
-    _eval_prefix = "eval"  # prefix of the metrics of the current evaluation
+    _eval_prefix: str  # prefix of the metrics of the current evaluation
 
     def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
         """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
@@ -311,7 +317,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self._num_evaluated = 0
+        self._num_evaluated, self._eval_prefix = 0, kwargs["metric_key_prefix"]
         return super().evaluation_loop(*args, **kwargs)
 
     def _play_evaluation(self, items: list[dict], copies: int = 1) -> Trees:
@@ -334,15 +340,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
             for name, dataset in eval_dataset.items():
                 metrics.update(self.evaluate(dataset, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        with temporarily_set(self, _eval_prefix=metric_key_prefix):
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
-        # TRL's trainers put "eval_" before their metrics. With several evaluation sets, the name of the set follows
-        if self._eval_prefix.startswith("eval_"):
-            name = self._eval_prefix.removeprefix("eval_")
-            named = {f"{name}_{key}": values for key, values in self._metrics["eval"].items()}
-            self._metrics["eval"] = defaultdict(list, named)
         with temporarily_set(integration_utils, rewrite_logs=tracker_names):
             super().log(*args, **kwargs)
 
