@@ -478,6 +478,29 @@ def test_a_stream_trains_and_resumes_as_a_dataset_does(tmp_path):
         assert torch.equal(whole[name], value) and torch.equal(resumed[name], value)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_stream_that_has_begun_again_resumes_where_it_stopped(tmp_path, shuffle):
+    """Each pass has an order of its own, without its incomplete last batch, and ends with an evaluation."""
+
+    def train(steps=8, **resume):
+        stream = IterableDataset.from_generator(lambda: (row for row in tiny_items(7)))
+        settings = {"max_steps": steps, "save_steps": 1, "save_strategy": "steps", "lr_scheduler_type": "constant"}
+        settings |= {"eval_strategy": "epoch", "eval_dataset": tiny_items(1), "items_per_device": 2}
+        trainer = tiny_trainer(tmp_path, train_dataset=stream, shuffle_dataset=shuffle, **settings)
+        trainer.train(**resume)
+        logs = [log for log in trainer.state.log_history if "eval_reward" in log]
+        return trainer.team.state_dict(), [(log["step"], log["epoch"]) for log in logs]
+
+    expected, evaluations = train()
+    assert [step for step, _ in evaluations] == [3, 6, 8]
+    for step in (3, 5, 7):  # at the end of the first pass, and in others
+        weights, resumed = train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert all(torch.equal(weights[name], value) for name, value in expected.items()) and resumed == evaluations
+    train(steps=5)  # a longer run goes on from it
+    weights, _ = train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import FusedCausalLMOutput, RepeatSampler, repeat_iterable_dataset
@@ -27,7 +28,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.frames import shows_task
 from trl_multiagent.environments.task_errors import TaskError
-from trl_multiagent.folders import COST_FILE, write_json
+from trl_multiagent.folders import COST_FILE, read_json, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.pretrained import temporarily_set
@@ -535,6 +536,15 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         environment = self.environment.state_dict()
         if environment:
             torch.save(environment, Path(output_dir) / ENVIRONMENT_FILE.format(self.args.process_index))
+
+    def _init_training_state(self, *args: Any) -> tuple[int, int]:
+        epoch, step = super()._init_training_state(*args)
+        if step > 0 and isinstance(self.train_dataset, IterableDataset):
+            # `Trainer` takes all steps for those of the first pass of a stream. In `epoch`, each pass has `max_steps`
+            length = read_json(self._resumed / TRAINER_STATE_NAME)["max_steps"]
+            epoch, step = divmod(round(self.state.epoch * length) - 1, length)
+            step += 1
+        return epoch, step
 
     def _is_between_batches(self) -> bool:
         return self.state.global_step % self.num_iterations == 0
