@@ -309,6 +309,7 @@ WRONG = [
     ({"external": {"mode": "plain"}}, "`external` is not a known setting"),
     ({"magrpo": {"frozen_agents": 3}}, "`magrpo.frozen_agents`"),
     ({"magrpo": {"num_turns": 2}}, "no `transition`"),
+    ({"magrpo": {"metric_for_best_model": "eval_final_turn_reward"}}, "is 'final_turn_reward', which is not a metric"),
 ]  # fmt: skip
 
 
@@ -324,6 +325,16 @@ def test_what_a_plan_refuses_is_one_line(config, module, refused, changes, messa
         Path(name, "team.json").write_text(text)
     line = refused(cli.main, ["run", "magrpo", "--config", config(changes), "--dry_run"])
     assert message in line and "sk-1" not in line, line
+
+
+def test_a_metric_that_no_evaluation_has_ends_the_run_after_its_step_is_saved(config, refused):
+    """The metrics of reward functions are known once they are called."""
+    best = {"metric_for_best_model": "rewards/shrt", "load_best_model_at_end": True, "save_strategy": "steps"}
+    best |= {"eval_strategy": "steps", "eval_steps": 1, "save_steps": 1, "output_dir": "run", "disable_tqdm": True}
+    path = config({"magrpo": best, "dataset": {"name": "topics.jsonl", "eval_split": "test[:1]"}})
+    line = refused(cli.main, ["run", "magrpo", "--config", path, *SMALL[:4]])
+    assert "`metric_for_best_model` is 'rewards/shrt', but an evaluation has " in line and "rewards/short, " in line
+    assert line.endswith("The last complete checkpoint is run/checkpoint-1.")
 
 
 # The task that `init` writes

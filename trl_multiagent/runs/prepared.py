@@ -5,6 +5,7 @@ checks before the run.
 
 import contextlib
 import dataclasses
+import difflib
 import logging
 import os
 import re
@@ -158,13 +159,14 @@ class PreparedRun(Settings):
     def check_best_metric(self, environment: Environment) -> None:
         """
         Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any
-        metric.
+        metric; only a name that is almost one of ours is then taken for a typing error.
         """
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
         parts = ("reward/", *(f"agents/{role}/" for role in environment.roles))
         parts += tuple(f"turn_{k + 1}/" for k in range(self.training_args.num_turns))
         is_metric = metric in EVAL_METRICS or (metric.startswith(parts) and metric not in parts)
-        if not is_metric and not isinstance(environment.unwrapped, FunctionEnvironment):
+        may_be_logged = isinstance(environment.unwrapped, FunctionEnvironment)
+        if not is_metric and (not may_be_logged or difflib.get_close_matches(metric, EVAL_METRICS, cutoff=0.9)):
             raise ConfigError(
                 f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; choose one such as "
                 f"{', '.join(EVAL_METRICS[:3])}."

@@ -430,6 +430,18 @@ class CheckpointMixin(Trainer):
         if not self.control.should_training_stop and self._may_stop and is_asked_to_stop(self.accelerator):
             self._stop()
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Saves a checkpoint, so that no step is lost, and ends the training if `metric_for_best_model` is missing."""
+        try:
+            return super()._determine_best_metric(metrics, trial)
+        except KeyError:
+            if self.args.save_strategy != SaveStrategy.NO:
+                self._save_checkpoint(self.model, trial)
+            raise UnavailableError(
+                f"`metric_for_best_model` is {self.args.metric_for_best_model!r}, but an evaluation has "
+                f"{', '.join(name.removeprefix('eval_') for name in metrics)}."
+            ) from None
+
     def _stop(self) -> NoReturn:
         """Saves a checkpoint of the last step if there is none, and ends the training."""
         step = f"after step {self.state.global_step} of {self.state.max_steps}"
