@@ -119,11 +119,25 @@ def test_wrong_tasks_are_one_line(module, tmp_path, refused, task, parts):
     assert all(part in line for part in parts), line  # before a process is launched
 
 
-def test_data_that_the_task_does_not_read_is_refused(module, capsys):
-    argv = ["--task", f"{module}:TASK", "--model_name", "m", "--override", "dataset.name=topics.jsonl", "--dry_run"]
-    with pytest.raises(SystemExit) as exit_info:
-        cli.main(["run", "magrpo", *argv])
-    assert exit_info.value.code == 2 and "`load_datasets` does not read it: remove it" in capsys.readouterr().err
+@pytest.mark.parametrize("setting", ["name=topics.jsonl", "train_split=train[:1]", "eval_split=test"])
+def test_data_that_the_task_does_not_read_is_refused(module, refused, tiny_model, setting):
+    argv = ["--task", f"{module}:TASK", "--override", f"dataset.{setting}", "--dry_run"]
+    line = refused(cli.main, ["run", "magrpo", "--model_name", "m", *argv])
+    name, _, value = setting.partition("=")
+    assert f"`dataset.{name}` is {value!r}, but the task's `load_datasets` does not read it: remove it" in line
+    if name == "eval_split":  # of an evaluation, whose flag sets both splits
+        line = refused(cli.main, ["evaluate", tiny_model, "--split", "test", *argv[:2], "--dry_run"])
+        assert "is 'test', but the task's `load_datasets` does not read it" in line
+
+
+def test_a_task_may_have_an_evaluation_set_that_is_no_split(module, capsys, refused):
+    with Path(f"{module}.py").open("a") as file:
+        file.write("\nimport dataclasses\nHELD_OUT = dataclasses.replace(TASK, load_datasets=lambda s: ")
+        file.write("(load_datasets(s)[0],) * 2)\n")
+    argv = ["--model_name", "m", "--eval_strategy", "steps", "--eval_steps", "2"]
+    assert "  6 items of the task, every 2 steps" in plan(capsys, "--task", f"{module}:HELD_OUT", *argv)
+    line = refused(cli.main, ["run", "magrpo", "--dry_run", "--task", f"{module}:TASK", *argv])
+    assert "`magrpo.eval_strategy` needs an evaluation set" in line
 
 
 @pytest.mark.parametrize(
@@ -397,7 +411,7 @@ def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_mod
     argv += ["--items_per_device", "2", "--save_strategy", "steps", "--save_steps", "1", "--learning_rate", "0.01"]
     argv += ["--eval_strategy", "steps", "--eval_steps", "1", "--load_best_model_at_end", "--disable_tqdm"]
     argv += ["--metric_for_best_model", "reward", "--report_to", "none"]
-    argv += ["--override", "dataset.eval_split=test", "--output_dir"]
+    argv += ["--output_dir"]
     Path(f"{module}.py").write_text(
         Path(f"{module}.py").read_text() + "\ndef bytes_of(completions, **columns):\n"
         "    return [sum(c['poet'].encode() + c['critic'].encode()) % 5 for c in completions]\n"

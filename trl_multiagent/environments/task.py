@@ -157,14 +157,14 @@ class Task:
 
     def datasets(self, settings: TaskSettings) -> Datasets:
         """
-        Loads the data of a run with `load_datasets`. Raises `ValueError` if the user names data, but the task does not
-        look at the section `dataset`.
+        Loads the data of a run with `load_datasets`. Raises `ValueError` if the user names data or a split, but the
+        task does not look at the section `dataset`.
         """
         sections = Sections(settings.sections)
         loaded = self.load_datasets(dataclasses.replace(settings, sections=sections))
-        name = settings.dataset.name
-        if name is not None and "dataset" not in sections.asked:
-            raise ValueError(
-                f"`dataset.name` is {name!r}, but the task's `load_datasets` does not read it: remove it."
-            )
+        for name in ("name", "eval_split", "train_split") if "dataset" not in sections.asked else ():
+            if (value := getattr(settings.dataset, name)) is not None:
+                raise ValueError(
+                    f"`dataset.{name}` is {value!r}, but the task's `load_datasets` does not read it: remove it."
+                )
         return loaded

@@ -183,7 +183,7 @@ class PreparedRun(Settings):
     def load_datasets(self) -> Datasets:
         """
         Loads the task's training set and evaluation set, or their first rows. Raises `ConfigError` if there are too
-        few for one step.
+        few for one step, or none for evaluations.
         """
         try:
             train_dataset, eval_dataset = self.task.datasets(self.task_settings)
@@ -196,6 +196,12 @@ class PreparedRun(Settings):
             raise ConfigError(
                 f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of "
                 f"one optimizer step. Lower `{self.algorithm}.items_per_device`."
+            )
+        if eval_dataset is None and self.training_args.eval_strategy != "no":
+            name = "eval_interval" if self.extras.eval_interval else "eval_strategy"
+            raise ConfigError(
+                f"`{self.algorithm}.{name}` needs an evaluation set: set `dataset.eval_split` if the task reads it, "
+                "or remove it."
             )
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)

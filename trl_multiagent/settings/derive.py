@@ -346,11 +346,6 @@ def complete_evaluation(settings: Settings) -> None:
         )
     if extras.eval_interval is not None and ("eval_strategy" in arguments or "eval_steps" in arguments):
         raise ConfigError(f"`{algorithm}.eval_interval` sets `eval_strategy` and `eval_steps`; give one or the other.")
-    # A reward model is evaluated on the pairs that it holds out
-    evaluates = extras.eval_interval or arguments.get("eval_strategy", "no") != "no"
-    if evaluates and algorithm != "reward_model" and not settings.dataset.eval_split:
-        name = "eval_interval" if extras.eval_interval else "eval_strategy"
-        raise ConfigError(f"`{algorithm}.{name}` needs an evaluation set: set `dataset.eval_split`, or remove it.")
     leaves_open = arguments.get("per_device_train_batch_size", 1) in (1, "auto")
     if leaves_open and "gradient_accumulation_steps" not in arguments and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
