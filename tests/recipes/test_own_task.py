@@ -11,6 +11,7 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, IACTrainer, cli
+from trl_multiagent.console import tell
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
@@ -128,6 +129,18 @@ def test_data_that_the_task_does_not_read_is_refused(module, refused, tiny_model
     if name == "eval_split":  # of an evaluation, whose flag sets both splits
         line = refused(cli.main, ["evaluate", tiny_model, "--split", "test", *argv[:2], "--dry_run"])
         assert "is 'test', but the task's `load_datasets` does not read it" in line
+
+
+@pytest.mark.parametrize(
+    ("splits", "shared"), [(("train", "test"), 2), ((None, "[1:]"), 1), (("train[:1]", "test[1:]"), 0)]
+)
+def test_splits_of_a_file_that_share_rows_are_noted(config, capsys, splits, shared):
+    tell.cache_clear()
+    rows = {"name": "topics.jsonl", "train_split": splits[0], "eval_split": splits[1]}
+    cli.main(["run", "magrpo", "--dry_run", "--config", config({"dataset": rows})])
+    err = capsys.readouterr().err
+    assert "trained on, too: topics.jsonl has one split" in err if shared else "trained on" not in err
+    assert err.startswith(f"{shared} of the " * bool(shared))
 
 
 def test_a_task_may_have_an_evaluation_set_that_is_no_split(module, capsys, refused):

@@ -22,9 +22,9 @@ from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
 
-from trl_multiagent.console import hide_progress_bars
+from trl_multiagent.console import hide_progress_bars, tell
 from trl_multiagent.environments.base import Environment, describe_environment
-from trl_multiagent.environments.dataset_rows import Datasets
+from trl_multiagent.environments.dataset_rows import LOCAL_SUFFIXES, Datasets
 from trl_multiagent.environments.function_environment import FunctionEnvironment
 from trl_multiagent.environments.task import TaskSettings
 from trl_multiagent.environments.task_errors import TaskError, describe
@@ -205,6 +205,7 @@ class PreparedRun(Settings):
             )
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
+            note_shared_rows(self.dataset.name, train_dataset, eval_dataset)
         return train_dataset, eval_dataset
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
@@ -334,6 +335,18 @@ def start_logging(settings: Settings, disable_tqdm: bool) -> None:
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     """Returns the first rows of a dataset; all of them if `number` is `None`."""
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
+
+
+def note_shared_rows(name: str | None, train_dataset: Dataset, eval_dataset: Dataset) -> None:
+    """Says so if two splits of a local file share rows. The file is one split, whatever names the user gives it."""
+    if str(name).endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:
+        trained = {*map(str, train_dataset.to_list())}
+        shared = sum(str(row) in trained for row in eval_dataset.to_list())
+        if shared:
+            tell(
+                f"{shared} of the {len(eval_dataset)} rows to evaluate on are trained on, too: {name} has one split, "
+                "of which [:100] and [100:] are parts."
+            )
 
 
 def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
