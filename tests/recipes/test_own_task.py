@@ -315,6 +315,8 @@ WRONG = [
     ({"prompts": {"poet": "{subject}"}}, "The prompt of `poet` needs the column 'subject'; items have topic."),
     ({"prompts": {"poet": "A brace { alone"}}, "The prompt template of `poet` cannot be filled"),
     ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{c}"}}, "A prompt needs the column 'c'; "),
+    ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{a} {"}}, "The prompt template of `b` cannot be filled"),
+    ({**IN_ORDER, "prompts": {"a": "Show {topic}:", "b": "{}"}}, "A prompt needs the column ''; topics.jsonl"),
     ({**IN_ORDER, "magrpo": {"num_turns": 2, "stop_strings": {"c": ["."]}}},
      "`magrpo.stop_strings` names 'c', which is not a role of the task: a, b."),
     ({"magrpo": {"num_agents": 2}}, "`magrpo.num_agents` is 2, but the task has 3 roles: poet, critic, judge."),

@@ -37,6 +37,9 @@ from trl_multiagent.environments.reward_functions import (
 from trl_multiagent.environments.task_errors import TaskError, as_number, as_rewards, function_name, show, task_code
 
 
+BRACES = "Write {column} for a column's value, and {{ or }} for a brace."  # advice in messages
+
+
 class FunctionEnvironment(Environment):
     """
     An environment built from prompt templates and TRL reward functions.
@@ -292,10 +295,17 @@ def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[t
 
 
 def check_heard(role: str, template: str, order: Sequence[Sequence[str]], roles: Sequence[str]) -> None:
-    """Raises `ValueError` if a template names a role that has never answered when the prompt is made."""
+    """
+    Raises `ValueError` if a template names a role that has never answered when the prompt is made, or if one of its
+    braces has no partner.
+    """
     last = max(k for k, turn in enumerate(order) if role in turn)
     heard = {other for turn in order[:last] for other in turn}
-    for name in fields_of(template):
+    try:
+        names = fields_of(template)
+    except ValueError as error:
+        raise ValueError(f"The prompt template of `{role}` cannot be filled: {error}. {BRACES}") from error
+    for name in names:
         if name in roles and name not in heard:
             raise ValueError(
                 f"The prompt of `{role}` has {{{name}}}, but {name!r} never answers before it: see `order`."
@@ -323,14 +333,13 @@ def fill_template(role: str, template: str, item: dict) -> str:
     Fills a template with the columns of an item. Raises [`TaskError`] if a column is missing or has no value, or a
     brace has no partner.
     """
-    braces = "Write {column} for a column's value, and {{ or }} for a brace."
     try:
         return ColumnFormatter().vformat(template, (), item)
     except KeyError as error:
         columns = ", ".join(item)
-        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {columns}. {braces}") from None
+        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {columns}. {BRACES}") from None
     except (IndexError, ValueError, AttributeError, TypeError) as error:
-        raise TaskError(f"The prompt template of `{role}` cannot be filled: {error}. {braces}") from error
+        raise TaskError(f"The prompt template of `{role}` cannot be filled: {error}. {BRACES}") from error
 
 
 class ColumnFormatter(Formatter):
@@ -354,9 +363,6 @@ def is_no_text(value: Any) -> bool:
 
 
 def fields_of(template: str) -> list[str]:
-    """Returns the columns that a template names; none if a brace has no partner."""
-    try:
-        fields = [field for _, field, _, _ in Formatter().parse(template)]
-    except ValueError:  # reported when the template is filled
-        return []
-    return [*dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields if field)]
+    """Returns the columns that a template names. Raises `ValueError` if a brace has no partner."""
+    fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
+    return [*dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields)]
