@@ -28,7 +28,7 @@ NUMBERS = (int, float, int | None, float | None)
 # Inherited numbers that must be greater than 0, and other limits that `limits_of` does not derive from their types
 POSITIVE = """
     per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps num_train_epochs
-    adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty
+    save_steps r lora_r adam_epsilon ddp_timeout num_iterations ref_model_sync_steps delta repetition_penalty
 """.split()
 INHERITED = {
     **{name: {"gt": 0} for name in POSITIVE},

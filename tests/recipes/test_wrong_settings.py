@@ -64,7 +64,9 @@ agent_model.lora_r=8 use_peft
 agent_model.load_in_4bit=true Quantized
 agent_model.tokenizer_kwargs={padding_side: right} padding_side
 agent_model.tokenizer_kwargs={trust_remote_code: true};agent_model.model_kwargs={trust_remote_code: false} same setting
-peft.r=0 positive integer
+peft.r=0 `peft.r` or `peft.lora_r` is 0; it must be greater than 0
+peft.r=4;agent_model.adapter_roles=[nobody] `agent_model.adapter_roles` names 'nobody', which is not a role
+magrpo.save_steps=0 greater than 0
 peft.bias=all `bias` of the adapter of every agent
 peft.target_modules=[q_proj,nosuch] no effect
 output.save_path=file is a file

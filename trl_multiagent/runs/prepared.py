@@ -115,7 +115,10 @@ class PreparedRun(Settings):
         weights = f"{self.dtype} weights"
         if self.peft_config:
             base = self.loader.base_dtype(self.compute_dtype)
-            weights = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
+            adapter = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
+            adapted = {*(self.agent_model.adapter_roles or ())}
+            is_mixed = 0 < len(adapted) < self.num_policies  # the others are full models
+            weights = f"{', '.join(sorted(adapted))}: {adapter}; others: {weights}" if is_mixed else adapter
         form = ", one model for all" if self.agent_model.share_weights else ""
         return f"{weights}, computed in {self.compute_dtype}{form}"
 
@@ -139,13 +142,12 @@ class PreparedRun(Settings):
                 environment.check_turns(args.num_turns)
         if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
             self.check_best_metric(environment)
-        for name in ROLE_ARGUMENTS:
-            for role in vars(args).get(name) or ():  # the trainer of preferences has no argument for vLLM
+        # The trainer of preferences has no argument for vLLM
+        named = {f"{self.algorithm}.{name}": vars(args).get(name) for name in ROLE_ARGUMENTS}
+        for name, given in {"agent_model.adapter_roles": self.agent_model.adapter_roles, **named}.items():
+            for role in given or ():
                 if role not in roles:
-                    raise ConfigError(
-                        f"`{self.algorithm}.{name}` names {role!r}, which is not a role of the task: "
-                        f"{', '.join(roles)}."
-                    )
+                    raise ConfigError(f"`{name}` names {role!r}, which is not a role of the task: {', '.join(roles)}.")
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
