@@ -210,10 +210,10 @@ def choose_task(own: Task | None, merged: Mapping[str, Any], config: str | None 
     if isinstance(task, Environment):
         task = task_of(task)
     if not isinstance(task, Task):
-        raise ConfigError(
-            f"`task` names {name!r}, which is of type {type(task).__name__}, neither a `trl_multiagent.Task` nor an "
-            "environment."
-        )
+        what = f"of type {type(task).__name__}, neither a `trl_multiagent.Task` nor an environment."
+        if isinstance(task, type):
+            what = f"a class: name an object of it, such as `{task.__name__.lower()} = {task.__name__}()`."
+        raise ConfigError(f"`task` names {name!r}, which is {what}")
     if own not in (None, task):
         raise ConfigError(
             f"`task` is {name!r}, but this program trains on a task of its own. Remove it, or start `trl-multiagent`."
