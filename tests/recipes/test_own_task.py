@@ -42,6 +42,7 @@ SECTIONS = {
     "reward_funcs": ["{module}.short", "{module}:judge"],
     "dataset": {"name": "topics.jsonl"},
 }
+ROLES = ("poet", "critic", "judge")
 SMALL = ["--max_steps", "2", "--max_completion_length", "6", "--save_strategy", "no", "--logging_steps", "1"]
 
 
@@ -105,6 +106,7 @@ def test_the_task_is_saved_with_the_settings(module):
         ("{module}:TAKS", ["has no 'TAKS'"]),
         ("nowhere_at_all:TASK", ["importing nowhere_at_all", "No module named 'nowhere_at_all'"]),
         ("{module}:TOPICS", ["is of type tuple, neither a `trl_multiagent.Task` nor an environment"]),
+        ("{module}:Poem", ["Poem', which is a class: name an object of it, such as `poem = Poem()`."]),
         ("broken:TASK", ["importing broken", "raised ZeroDivisionError: division by zero"]),
         ("code_generatoin", ["none of code_generation, bug_fixing, block_building, class_completion", "module:NAME"]),
         (":TASK", ["package.module:name"]),
@@ -220,6 +222,14 @@ def test_a_plan_asks_no_seat(config, module, capsys):
     assert server.requests == []
 
 
+def test_a_plan_says_who_has_an_adapter(config, capsys):
+    changes = {"peft": {"r": 4}, "magrpo": {"bf16": False}}
+    for roles, form in ((None, "(LoRA of rank"), (["critic"], "(critic: LoRA of rank"), ([*ROLES], "(LoRA of rank")):
+        out = plan(capsys, "--config", config({**changes, "agent_model": {"name": "m", "adapter_roles": roles}}))
+        assert f"judge: m {form} 4 in float32 on a float32 base" in out
+        assert ("; others: float32 weights, computed in float32)" in out) == (roles == ["critic"])
+
+
 def test_forms_of_the_functions(config, module, capsys):
     chat = [{"role": "system", "content": "Short."}, {"role": "user", "content": "On {topic}."}]
     prompts = {"poet": chat, "critic": "{topic}"}
@@ -239,6 +249,9 @@ def game(completions, **columns):
 
 def judged(completions, **columns):
     return [float(c["judge"] == "good") for c in completions]
+
+def say(item, prompt, history):
+    return prompt
 """
 PLAYERS = {"prompts": {"a": "Show {topic}:", "b": "Show {topic}:"}, "reward_funcs": ["{module}.game"]}
 OWN = {**PLAYERS, "seats": {"b": {"population": "self", "agent": "a", "max_completion_length": 4}}}
@@ -298,6 +311,8 @@ def test_an_endpoint_plays_a_role(config, module, script, forked, tmp_path):
 IN_ORDER = {**PLAYERS, "functions": {"order": [["a"], ["b"]]}, "magrpo": {"num_turns": 2}}
 WRONG_SEATS = [
     ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
+    ({"a": {"population": "self"}, "b": {"team": "x"}}, "`seats.a.agent` is 'a', but this run trains no role: leave one out of `seats`."),
+    ({"b": {"function": "os.getcwd"}}, "names 'os.getcwd', which must be a function of item, prompt, history."),
     ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
     ({"b": {"team": "."}}, "`seats.b` is '.', a folder with none of config.json"),
@@ -306,7 +321,7 @@ WRONG_SEATS = [
     ({"b": {"population": ["team"]}}, "`seats.b`: team has the roles x, y, not 'b'."),
     ({"b": {"population": ["/nowhere/team"]}}, "`seats.b` is '/nowhere/team', but there is no such folder."),
     ({"b": {"population": "selff"}}, "`seats.b`: population is 'selff'; it must be a list of saved teams, or 'self'."),
-    ({"c": {"function": "{module}.game"}}, "The task has the roles a, b: 'c' is none of them."),
+    ({"c": {"function": "{module}.say"}}, "The task has the roles a, b: 'c' is none of them."),
     ({"a": {"team": "x"}, "b": {"team": "x"}}, "The task has the roles a, b: none is left to train."),
     ({"b": {"endpoint": {"model": "gpt-5", "api_key": "sk-1"}}}, "`seats.b.endpoint.api_key` is not a known setting"),
     ({"b": {"endpoint": {"base_url": "http://h"}}}, "`seats.b.endpoint.model` is missing"),

@@ -1,6 +1,7 @@
 """The tasks that have a name, and the import of the objects that a setting names, such as the functions of a task."""
 
 import importlib
+import inspect
 import operator
 import sys
 from pathlib import Path
@@ -52,9 +53,18 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
         raise ValueError(f"`{setting}` names {path!r}, but {module} has no {name!r}.") from None
 
 
-def import_function(setting: str, path: str) -> Any:
-    """Imports the function that a setting names, see [`import_object`]. Raises `ValueError` if it cannot be called."""
+def import_function(setting: str, path: str, *arguments: str) -> Any:
+    """
+    Imports the function that a setting names, see [`import_object`]. Raises `ValueError` if it cannot be called, or
+    does not take these `arguments`, if there are any.
+    """
     function = import_object(setting, path)
     if not callable(function):
         raise ValueError(f"`{setting}` names {path!r}, which is {show(function)}, not a function.")
+    if arguments:
+        try:
+            inspect.signature(function).bind(*arguments)
+        except (TypeError, ValueError):
+            names = ", ".join(arguments)
+            raise ValueError(f"`{setting}` names {path!r}, which must be a function of {names}.") from None
     return function

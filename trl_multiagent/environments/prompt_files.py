@@ -1,6 +1,5 @@
 """User-supplied prompt templates and functions, which replace the prompts of a task family."""
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,12 +88,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         check_template(f"`{setting}`", value, fields)
         return OwnPrompt(setting, template=value)
     if FUNCTION.fullmatch(value):
-        function = import_function(setting, value)
-        try:
-            inspect.signature(function).bind(*arguments)
-        except (TypeError, ValueError):
-            names = ", ".join(arguments)
-            raise ValueError(f"`{setting}` names {value!r}, which must be a function of {names}.") from None
+        function = import_function(setting, value, *arguments)
         if is_async(function):
             raise ValueError(f"`{setting}` names {value!r}, which is `async`: it must be a plain function.")
         return OwnPrompt(setting, function=function)

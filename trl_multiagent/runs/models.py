@@ -136,7 +136,7 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     path, seed = f"seats.{role}", settings.arguments.get("seed", 0)
     own: SeatSettings = read_section(path, section, SeatSettings)
     if own.function:
-        return FunctionSeat(import_function(f"{path}.function", own.function))
+        return FunctionSeat(import_function(f"{path}.function", own.function, "item", "prompt", "history"))
     if own.endpoint:
         given = {"max_tokens": own.max_completion_length, **own.endpoint}
         endpoint: EndpointSettings = read_section(f"{path}.endpoint", given, EndpointSettings)
@@ -163,7 +163,8 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     agent = own.agent or role
     if own.population == "self":  # earlier versions of an agent of this run: its initial model, and its checkpoints
         if agent not in trained:
-            raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {', '.join(trained)}.")
+            known = ", ".join(trained) or "no role: leave one out of `seats`"
+            raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {known}.")
         start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
         first = {} if start is None else {START: seat(start)}
 
