@@ -1,5 +1,6 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
+import json
 import dataclasses
 from pathlib import Path
 
@@ -306,7 +307,10 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
     run = tmp_path / "runs" / "job_7"
     for step in (2, 10):
         (run / f"checkpoint-{step}").mkdir(parents=True)
+    state = {"checksums": {}, "settings": {}, "weights_only": False}
+    (run / "checkpoint-2" / "team_trainer_state.json").write_text(json.dumps(state))
     assert "RUN_ID" in error_of({}, "--resume_from_checkpoint")
+    assert f"{run} is not a complete checkpoint" in error_of({}, "--resume_from_checkpoint", str(run), "--dry_run")
     recipe = parse({}, "--resume_from_checkpoint", str(run / "checkpoint-2"))
     assert recipe.resume_from_checkpoint == str(run / "checkpoint-2")
     assert recipe.run_folder == run
