@@ -1,7 +1,7 @@
 """Settings: reading, merging and checking them, and what they mean for the trainer. No model is loaded here."""
 
-import json
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest

@@ -40,8 +40,8 @@ COMMANDS = {
         "Make the page of a run or an evaluation, or compare runs. Runs that differ in their seeds form a group."
     ),
     "reproduce": "Train a team for several seeds and its control, evaluate them, and show the published numbers.",
-    "plan": "Print the plan of a training: steps, calls, and the memory of each GPU. All other arguments are settings, "
-    "as in `train`; the algorithm is the section of the file, and --num_gpus the number of processes.",
+    "plan": "Print the plan of a training: steps, calls, and the memory of each GPU. All other arguments are "
+    "settings, as in `train`; the algorithm is the section of the file, and --num_gpus the number of processes.",
     "train": "Train a team through `accelerate launch`. All other arguments go to the recipe: "
     "`trl-multiagent train magrpo --help` lists them.",
     "collect": "Collect joint preferences, to train on them later.",

@@ -394,9 +394,9 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         if checkpoint and ALGORITHMS[run.algorithm].run == ROLLOUTS:
             here = run.describe(environment, train_dataset, run.outline(environment.roles))
             changes = differences(read_checkpoint(checkpoint)["settings"], here)
-            check_changes(checkpoint, changes, run.training_args)  # the trainer compares the checksums
-        elif checkpoint and run.extras.resume_from_checkpoint != AUTO:
-            read_checkpoint(checkpoint)  # the trainer of a run on preferences compares the rest
+            check_changes(
+                checkpoint, changes, run.training_args
+            )  # the trainer compares the checksums; of a run on preferences, all of it
         if state.is_main_process:
             run.reservation.enter_context(
                 locked(run.run_folder, f"choose another RUN_ID or `{run.algorithm}.output_dir`")
