@@ -173,7 +173,7 @@ def test_settings():
 
 def test_magrpo_trains_one_agent_for_all_roles(tiny_model, capsys):
     argv = ["--model_name", tiny_model, "--output_dir", "run", *SMALL.split(), "--collaboration_mode", "centralized"]
-    argv += ["--eval_strategy", "steps", "--eval_steps", "2", "--override", "dataset.eval_split=x"]
+    argv += ["--eval_strategy", "steps", "--eval_steps", "2"]
     run_recipe("magrpo", TASK, [*argv, "--dry_run"], "run")
     assert "one agent answers for all 2 roles, in 8 tokens" in capsys.readouterr().out
     run_recipe("magrpo", TASK, [*argv, "--trace_steps", "1"], "run")

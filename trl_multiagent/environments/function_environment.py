@@ -102,10 +102,10 @@ class FunctionEnvironment(Environment):
         if order is not None and transition is not None:
             raise ValueError("`order` makes the prompts of all turns from the templates: leave `transition` out.")
         for role, template in prompts.items():
-            if not (isinstance(template, str) or callable(template)):
-                raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
             if isinstance(template, str):
                 check_heard(role, template, self.order or [self.roles], self.roles)
+            elif not callable(template):
+                raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
         self.templates = prompts
         functions = list(reward_funcs) if isinstance(reward_funcs, list | tuple) else [reward_funcs]
         if not functions:

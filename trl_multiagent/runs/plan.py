@@ -55,7 +55,7 @@ def rollout_lines(
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
-    if team is not None and len(items) > 0:
+    if team is not None and items:
         first_prompts(args, team, environment, [items[0]])  # raises what a chat template refuses
 
     nodes = sum(args.nodes_per_turn)
@@ -88,10 +88,10 @@ def rollout_lines(
         f"{count(args.world_size, 'process')}, "
         f"{env_steps} env steps{or_fewer}{f', {args.num_iterations} steps on each batch' * (args.num_iterations > 1)}",
         "optimizer steps": f"{'unknown' if steps is None else steps} ({length})",
-        "env steps": "unknown" if batches is None else f"{batches * env_steps}{or_fewer}",
+        "env steps": f"{batches * env_steps}{or_fewer}" if batches else "unknown",
         "output folder": run.run_folder,
     }
-    if steps is not None and batches is not None:
+    if steps and batches:
         asked = batches * run.items_per_step * later_prompts(args)
         if args.eval_strategy.value != "no" and num_eval:
             asked += num_evaluations(args, steps) * num_eval * (args.num_turns - 1)

@@ -116,9 +116,8 @@ class PreparedRun(Settings):
         if self.peft_config:
             base = self.loader.base_dtype(self.compute_dtype)
             adapter = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
-            adapted = {*(self.agent_model.adapter_roles or ())}
-            is_mixed = 0 < len(adapted) < self.num_policies  # the others are full models
-            weights = f"{', '.join(sorted(adapted))}: {adapter}; others: {weights}" if is_mixed else adapter
+            adapted = self.agent_model.adapter_roles
+            weights = f"{', '.join(adapted)}: {adapter}; any other: {weights}" if adapted else adapter
         form = ", one model for all" if self.agent_model.share_weights else ""
         return f"{weights}, computed in {self.compute_dtype}{form}"
 
@@ -199,15 +198,15 @@ class PreparedRun(Settings):
                 f"`dataset.train_split` selects {len(train_dataset)} items, fewer than the {self.items_per_step} of "
                 f"one optimizer step. Lower `{self.algorithm}.items_per_device`."
             )
-        if eval_dataset is None and self.training_args.eval_strategy != "no":
+        if eval_dataset is not None:
+            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
+            note_shared_rows(self.dataset.name, train_dataset, eval_dataset)
+        elif self.training_args.eval_strategy != "no":
             name = "eval_interval" if self.extras.eval_interval else "eval_strategy"
             raise ConfigError(
                 f"`{self.algorithm}.{name}` needs an evaluation set: set `dataset.eval_split` if the task reads it, "
                 "or remove it."
             )
-        if eval_dataset is not None:
-            eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
-            note_shared_rows(self.dataset.name, train_dataset, eval_dataset)
         return train_dataset, eval_dataset
 
     def load_team(self, roles: Sequence[str], folder: str | None = None) -> AgentTeam:
@@ -285,8 +284,7 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     starts = ALGORITHMS[settings.algorithm].run == ROLLOUTS  # runs in phases skip those that are complete
     starts &= not (resume and last)
     if starts and not settings.dry_run:
-        with config_errors():
-            check_unused(Path(folder))
+        check_unused(Path(folder))
     if starts and last:
         settings.notes.append(
             f"{last} is not used: this run starts at step 0. `--resume_from_checkpoint auto` continues from it."
@@ -343,12 +341,11 @@ def first_rows(dataset: Dataset, number: int | None) -> Dataset:
 def note_shared_rows(name: str | None, train_dataset: Dataset, eval_dataset: Dataset) -> None:
     """Says so if two splits of a local file share rows. The file is one split, whatever names the user gives it."""
     if str(name).endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:
-        trained = {*map(str, train_dataset.to_list())}
-        shared = sum(str(row) in trained for row in eval_dataset.to_list())
+        shared = {*map(str, train_dataset.to_list())} & {*map(str, eval_dataset.to_list())}
         if shared:
             tell(
-                f"{shared} of the {len(eval_dataset)} rows to evaluate on are trained on, too: {name} has one split, "
-                "of which [:100] and [100:] are parts."
+                f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which [:100] and "
+                "[100:] are parts."
             )
 
 

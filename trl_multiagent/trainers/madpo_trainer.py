@@ -142,7 +142,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         if environment is not None:
             check_team(team, environment, None)
         self.args, self.environment = args, environment
-        self.env_step = 0  # scored joint answers in training, over all processes
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
@@ -379,20 +378,13 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
                 items, self.environment, self.sampler, num_turns=turns, num_episodes=num_episodes, numbers=numbers
             )
 
-    # Metrics and checkpoints
+    # Metrics
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         metrics = self._metrics["train"]
         if self.model.training and metrics and self._counts_env_steps:
             metrics["env_step"] = [self.env_step]
         super().log(*args, **kwargs)
-
-    def _process_state(self) -> dict[str, Any]:
-        return {**super()._process_state(), "env_step": self.env_step}
-
-    def _load_process_state(self, state: dict[str, Any]) -> None:
-        super()._load_process_state(state)
-        self.env_step = state["env_step"]
 
 
 # The loss of pairs, as a function of the joint log-ratios. Tests compare it with TRL's `DPOTrainer`

@@ -292,6 +292,7 @@ class CheckpointMixin(Trainer):
 
     optimizer: Any
     ref_model: Any = None  # the reference policy, if it is a separate model
+    env_step = 0  # joint actions scored in training, over all processes
     _metrics: Any  # by mode and name: the values that have not been logged yet
     _tr_loss: Any  # sum of the losses since the last log
     _resumed: Path | None = None  # the checkpoint from which this run resumes
@@ -415,13 +416,14 @@ class CheckpointMixin(Trainer):
         return PROCESS_FILE.format(self.args.process_index)
 
     def _process_state(self) -> dict[str, Any]:
-        """Returns the metrics of this process that are not yet logged, as plain values."""
+        """Returns the counts of this process, and its metrics that are not yet logged, as plain values."""
         return {
             "metrics": self._metrics,
             "loss": self._tr_loss.item(),
             "logged_loss": self._total_loss_scalar,
             "last_logged_step": self._globalstep_last_logged,
             "seconds": time.monotonic() - self._start_time,
+            "env_step": self.env_step,
         }
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -435,7 +437,7 @@ class CheckpointMixin(Trainer):
         try:
             return super()._determine_best_metric(metrics, trial)
         except KeyError:
-            if self.args.save_strategy != SaveStrategy.NO:
+            if self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
                 self._save_checkpoint(self.model, trial)
             raise UnavailableError(
                 f"`metric_for_best_model` is {self.args.metric_for_best_model!r}, but an evaluation has "
@@ -510,6 +512,7 @@ class CheckpointMixin(Trainer):
         self._total_loss_scalar = state["logged_loss"]
         self._globalstep_last_logged = state["last_logged_step"]
         self._start_time -= state["seconds"]
+        self.env_step = state.get("env_step", 0)  # earlier reward models had none
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -97,7 +97,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         args = self._checked(team, args)
         check_inputs(team, environment, args, train_dataset, eval_dataset)
         self.environment = environment
-        self.env_step = 0  # joint actions scored in training, over all processes
         self.generated_tokens = 0  # tokens generated in training, over all agents and processes
         self._turns: Trees = []  # the nodes of the last batch, kept for failure reports
         self._has_chosen = not (args.chooses_rows or args.chooses_checkpointing)
@@ -519,14 +518,13 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
     def _process_state(self) -> dict[str, Any]:
         return {
             **super()._process_state(),
-            "env_step": self.env_step,
             "generated_tokens": self.generated_tokens,
             "rows": [self.args.rows_per_forward, self.args.gradient_checkpointing],
         }
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.env_step, self.generated_tokens = state["env_step"], state["generated_tokens"]
+        self.generated_tokens = state["generated_tokens"]
         self._set_rows(*state["rows"])  # so that a resumed run computes the same numbers
 
     def _save_rng_state(self, output_dir: str) -> None:
