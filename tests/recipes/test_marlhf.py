@@ -26,7 +26,7 @@ PEER_CONFIGS = Path(__file__).with_name("peer_configs")
 TASK = tiny_task(6)
 SMALL = "--preference_num_candidates 4 --preference_num_items 4 --max_completion_length 6 --items_per_device 2 "
 SMALL += "--reward_train_batch_size 4 --reward_learning_rate 1e-3 --max_steps 2 --logging_steps 1 --disable_tqdm "
-SMALL += "--reward_eval_fraction 0.3 --dataset_test_split x"
+SMALL += "--reward_eval_fraction 0.3"
 
 
 def phases(*argv):
@@ -203,7 +203,6 @@ def in_rounds(folder, model, *argv):
 def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     argv = ["--preference_scoring_reward", "reward_model", "--comparator_policy", "history"]
-    argv += ["--override", "dataset.eval_split=x"]
     in_rounds(whole, tiny_model, *argv)
     assert "Round 2 of 2" in capsys.readouterr().out
     folders = [whole / "_rounds" / f"round_{k}" for k in range(2)]

@@ -148,7 +148,7 @@ def test_a_task_may_have_an_evaluation_set_that_is_no_split(module, capsys, refu
         file.write("\nimport dataclasses\nHELD_OUT = dataclasses.replace(TASK, load_datasets=lambda s: ")
         file.write("(load_datasets(s)[0],) * 2)\n")
     argv = ["--model_name", "m", "--eval_strategy", "steps", "--eval_steps", "2"]
-    assert "  6 items of the task, every 2 steps" in plan(capsys, "--task", f"{module}:HELD_OUT", *argv)
+    assert "  6 items of split whole, every 2 steps" in plan(capsys, "--task", f"{module}:HELD_OUT", *argv)
     line = refused(cli.main, ["run", "magrpo", "--dry_run", "--task", f"{module}:TASK", *argv])
     assert "`magrpo.eval_strategy` needs an evaluation set" in line
 

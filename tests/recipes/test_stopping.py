@@ -218,7 +218,7 @@ def test_what_episodes_hold_is_closed_when_a_program_ends_at_once(tiny_model, mo
     tiny_team().save_pretrained("team")
     with pytest.raises(KeyboardInterrupt):
         if command == "evaluate":
-            run_evaluation(task, ["team", "--num_episodes", "2", "--split", "test"], "run")
+            run_evaluation(task, ["team", "--num_episodes", "2"], "run")
         else:
             argv = ["--branching", "episodes", "--num_generations", "2", "--output_dir", "run"]
             run_recipe("magrpo", task, ["--model_name", tiny_model, *ROLLOUTS, *argv], "run")

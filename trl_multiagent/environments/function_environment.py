@@ -103,7 +103,7 @@ class FunctionEnvironment(Environment):
             raise ValueError("`order` makes the prompts of all turns from the templates: leave `transition` out.")
         for role, template in prompts.items():
             if isinstance(template, str):
-                check_heard(role, template, self.order or [self.roles], self.roles)
+                self.check_heard(role, template)
             elif not callable(template):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
         self.templates = prompts
@@ -121,6 +121,24 @@ class FunctionEnvironment(Environment):
         names = [function_name(function) for function in self.reward_funcs]
         counts = [names[:k].count(name) for k, name in enumerate(names, start=1)]
         self.reward_names = [name if n == 1 else f"{name}_{n}" for name, n in zip(names, counts, strict=True)]
+
+    def check_heard(self, role: str, template: str) -> None:
+        """
+        Raises `ValueError` if a template names a role that has never answered when the prompt is made, or if one of
+        its braces has no partner.
+        """
+        try:
+            names = fields_of(template)
+        except ValueError as error:
+            raise ValueError(f"The prompt template of `{role}` cannot be filled: {error}. {BRACES}") from error
+        order = self.order or [self.roles]
+        last = max(k for k, turn in enumerate(order) if role in turn)
+        heard = {other for turn in order[:last] for other in turn}
+        for name in names:
+            if name in self.roles and name not in heard:
+                raise ValueError(
+                    f"The prompt of `{role}` has {{{name}}}, but {name!r} never answers before it: see `order`."
+                )
 
     def _reward_function(self, function: RewardFunction) -> Callable:
         """Checks a reward function. Wraps a reward model or its id in one."""
@@ -294,24 +312,6 @@ def check_order(order: Sequence[Sequence[str]], roles: Sequence[str]) -> tuple[t
     return tuple(tuple(role for role in roles if role in turn) for turn in turns)
 
 
-def check_heard(role: str, template: str, order: Sequence[Sequence[str]], roles: Sequence[str]) -> None:
-    """
-    Raises `ValueError` if a template names a role that has never answered when the prompt is made, or if one of its
-    braces has no partner.
-    """
-    last = max(k for k, turn in enumerate(order) if role in turn)
-    heard = {other for turn in order[:last] for other in turn}
-    try:
-        names = fields_of(template)
-    except ValueError as error:
-        raise ValueError(f"The prompt template of `{role}` cannot be filled: {error}. {BRACES}") from error
-    for name in names:
-        if name in roles and name not in heard:
-            raise ValueError(
-                f"The prompt of `{role}` has {{{name}}}, but {name!r} never answers before it: see `order`."
-            )
-
-
 def last_answers(history: History) -> dict[str, str]:
     """Returns the last answer of each role that has acted."""
     return {role: text for turn in history for role, text in turn.joint_action.items()}
@@ -364,5 +364,4 @@ def is_no_text(value: Any) -> bool:
 
 def fields_of(template: str) -> list[str]:
     """Returns the columns that a template names. Raises `ValueError` if a brace has no partner."""
-    fields = [field for _, field, _, _ in Formatter().parse(template) if field is not None]
-    return [*dict.fromkeys(re.split(r"[.\[]", field)[0] for field in fields)]
+    return [re.split(r"[.\[]", field)[0] for _, field, _, _ in Formatter().parse(template) if field is not None]

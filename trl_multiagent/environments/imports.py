@@ -65,6 +65,7 @@ def import_function(setting: str, path: str, *arguments: str) -> Any:
         try:
             inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError):
-            names = ", ".join(arguments)
-            raise ValueError(f"`{setting}` names {path!r}, which must be a function of {names}.") from None
+            raise ValueError(
+                f"`{setting}` names {path!r}, which must be a function of {', '.join(arguments)}."
+            ) from None
     return function

@@ -25,7 +25,7 @@ from trl_multiagent.environments.dataset_rows import (
     load_file,
     load_from_hub,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment, check_heard, fields_of, fill_template
+from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import TaskError
@@ -105,7 +105,7 @@ class Functions:
             raise ValueError(f"`functions.reward_funcs`: {error}") from error
         for role, template in self.prompts.items():
             for message in as_messages(template):
-                check_heard(role, message["content"], environment.order or [environment.roles], environment.roles)
+                environment.check_heard(role, message["content"])
         return environment
 
     @property

@@ -66,11 +66,6 @@ def loading_arguments(model: AgentModel) -> dict[str, Any]:
 def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> TeamLoader:
     """Makes the loader of the teams of a run. `peft_config`: the adapter of every agent, from [`make_peft_config`]."""
     model = settings.agent_model
-    own = {
-        "tokenizer_kwargs": model.tokenizer_kwargs,
-        "reasoning": model.reasoning,
-        "chat_template_kwargs": settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs),
-    }
     return TeamLoader(
         models=settings.model_names,
         builders=settings.builders,
@@ -79,7 +74,12 @@ def make_loader(settings: Settings, peft_config: LoraConfig | None = None) -> Te
         share_weights=model.share_weights,
         torch_dtype=model.torch_dtype,
         quantization=model.quantization_arguments,
-        arguments=loading_arguments(model) | {name: value for name, value in own.items() if value is not None},
+        arguments={
+            **loading_arguments(model),
+            "tokenizer_kwargs": model.tokenizer_kwargs,  # null is the default of these
+            "reasoning": model.reasoning,
+            "chat_template_kwargs": settings.arguments.get("chat_template_kwargs", model.chat_template_kwargs),
+        },
     )
 
 
@@ -163,8 +163,10 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
     agent = own.agent or role
     if own.population == "self":  # earlier versions of an agent of this run: its initial model, and its checkpoints
         if agent not in trained:
-            known = ", ".join(trained) or "no role: leave one out of `seats`"
-            raise ValueError(f"`{path}.agent` is {agent!r}, but this run trains {known}.")
+            raise ValueError(
+                f"`{path}.agent` is {agent!r}, but this run trains "
+                f"{', '.join(trained) or 'no role: leave one out of `seats`'}."
+            )
         start = run.start[trained.index(agent)] if isinstance(run.start, list) else run.start
         first = {} if start is None else {START: seat(start)}
 

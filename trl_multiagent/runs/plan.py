@@ -69,7 +69,6 @@ def rollout_lines(
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
-    held_out = f"split {run.dataset.eval_split}" if run.dataset.eval_split else "the task"
     when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(args.eval_strategy.value)
     batches = None if steps is None else -(-steps // args.num_iterations)
     lines = {
@@ -80,7 +79,9 @@ def rollout_lines(
             f"{count(num_train, 'item')} of {run.dataset.name or 'the task'}, "
             f"split {run.dataset.train_split or 'whole'}"
         ),
-        "evaluation": f"{count(num_eval, 'item')} of {held_out}, {when}" if when else "none",
+        "evaluation": (
+            f"{count(num_eval, 'item')} of split {run.dataset.eval_split or 'whole'}, {when}" if when else "none"
+        ),
         "rollouts": rollouts(args),
         "tree of an item": f"{count(nodes, 'node')}, {joint_actions} joint actions = env steps, "
         f"{args.rows_per_item} rows{or_fewer}",

@@ -54,8 +54,11 @@ EVAL_METRICS = """
 """.split()
 
 
-# Arguments with roles as keys or entries
-ROLE_ARGUMENTS = ("frozen_agents", "agent_learning_rates", "stop_strings", "vllm_server_base_urls")
+# Settings with roles as keys or entries
+ROLE_SETTINGS = """
+    agent_model.adapter_roles {algorithm}.frozen_agents {algorithm}.agent_learning_rates {algorithm}.stop_strings
+    {algorithm}.vllm_server_base_urls
+""".split()
 # transformers cannot detect the packages of these values of `report_to`
 NOT_DETECTED = ("azure_ml", "flyte")
 
@@ -137,16 +140,17 @@ class PreparedRun(Settings):
         with config_errors(f"section `{self.algorithm}`: "):
             if isinstance(args, RolloutConfig):
                 args.set_turns(environment)
+                if "metric_for_best_model" in self.arguments:
+                    self.check_best_metric(environment)
             else:
                 environment.check_turns(args.num_turns)
-        if isinstance(args, RolloutConfig) and "metric_for_best_model" in self.arguments:
-            self.check_best_metric(environment)
-        # The trainer of preferences has no argument for vLLM
-        named = {f"{self.algorithm}.{name}": vars(args).get(name) for name in ROLE_ARGUMENTS}
-        for name, given in {"agent_model.adapter_roles": self.agent_model.adapter_roles, **named}.items():
-            for role in given or ():
+        for setting in ROLE_SETTINGS:
+            section, _, name = setting.format(algorithm=self.algorithm).partition(".")
+            for role in self.values[section].get(name) or ():
                 if role not in roles:
-                    raise ConfigError(f"`{name}` names {role!r}, which is not a role of the task: {', '.join(roles)}.")
+                    raise ConfigError(
+                        f"`{section}.{name}` names {role!r}, which is not a role of the task: {', '.join(roles)}."
+                    )
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
@@ -159,7 +163,7 @@ class PreparedRun(Settings):
 
     def check_best_metric(self, environment: Environment) -> None:
         """
-        Raises `ConfigError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any
+        Raises `ValueError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any
         metric; only a name that is almost one of ours is then taken for a typing error.
         """
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
@@ -168,8 +172,8 @@ class PreparedRun(Settings):
         is_metric = metric in EVAL_METRICS or (metric.startswith(parts) and metric not in parts)
         may_be_logged = isinstance(environment.unwrapped, FunctionEnvironment)
         if not is_metric and (not may_be_logged or difflib.get_close_matches(metric, EVAL_METRICS, cutoff=0.9)):
-            raise ConfigError(
-                f"`{self.algorithm}.metric_for_best_model` is {metric!r}, which is not a metric; choose one such as "
+            raise ValueError(
+                f"`metric_for_best_model` is {metric!r}, which is not a metric; choose one such as "
                 f"{', '.join(EVAL_METRICS[:3])}."
             )
 
@@ -200,7 +204,14 @@ class PreparedRun(Settings):
             )
         if eval_dataset is not None:
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
-            note_shared_rows(self.dataset.name, train_dataset, eval_dataset)
+            name = str(self.dataset.name)
+            if name.endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:  # one split, by any name
+                shared = {*map(str, train_dataset.to_list())} & {*map(str, eval_dataset.to_list())}
+                if shared:
+                    tell(
+                        f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which "
+                        "[:100] and [100:] are parts."
+                    )
         elif self.training_args.eval_strategy != "no":
             name = "eval_interval" if self.extras.eval_interval else "eval_strategy"
             raise ConfigError(
@@ -336,17 +347,6 @@ def start_logging(settings: Settings, disable_tqdm: bool) -> None:
 def first_rows(dataset: Dataset, number: int | None) -> Dataset:
     """Returns the first rows of a dataset; all of them if `number` is `None`."""
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
-
-
-def note_shared_rows(name: str | None, train_dataset: Dataset, eval_dataset: Dataset) -> None:
-    """Says so if two splits of a local file share rows. The file is one split, whatever names the user gives it."""
-    if str(name).endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:
-        shared = {*map(str, train_dataset.to_list())} & {*map(str, eval_dataset.to_list())}
-        if shared:
-            tell(
-                f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which [:100] and "
-                "[100:] are parts."
-            )
 
 
 def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:

@@ -451,15 +451,14 @@ def plan(run: PreferenceRun) -> dict[str, Any]:
         pairs = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
         steps = f"max_steps {args.max_steps}" if args.max_steps > 0 else f"{args.num_train_epochs:g} epochs"
         when = args.eval_strategy.value
-        split = f" on split {prepared.dataset.eval_split}" if prepared.dataset.eval_split else ""
-        evaluation = "no" if when == "no" else f"the task's reward{split}, by {when}"
+        evaluated = f"the task's reward on split {prepared.dataset.eval_split or 'whole'}, by {when}"
         return {
             **lines,
             "algorithm": f"{prepared.algorithm}, loss {' + '.join(args.loss_type)}, beta {args.beta:g}",
             **collaboration(prepared),
             "agents": f"{agents(prepared.model_names, run.roles)} ({prepared.form_in_words})",
             "training": f"{count(pairs, 'pair')} per optimizer step, {steps}, learning rate {args.learning_rate:g}",
-            "evaluation": evaluation,
+            "evaluation": "no" if when == "no" else evaluated,
             "output folder": prepared.run_folder,
         }
     args = run.reward_args

@@ -263,14 +263,16 @@ def run_experiment(
     argv = [*argv, *more, "--output_dir", str(folder)]
     with leaving_signals_to_children():
         status, runs = train_with_seeds(algorithm, argv, prog, seeds, num_jobs)
+        if status:
+            return status
         evaluation = [*shlex.split(experiment["evaluate"]), "--output_dir", str(folder / "evaluation")]
         command = ["evaluate", *map(str, runs), *evaluation]
-        if status == 0 and "--dry_run" in more:
+        if "--dry_run" in more:
             print(f"Then: trl-multiagent {shlex.join(command)}")
-        elif status == 0 and REQUEST.signal:
+        elif REQUEST.signal:
             print(f"{prog}: ended by {NAMES[REQUEST.signal]}. The same command goes on.", file=sys.stderr)
             status = 128 + REQUEST.signal
-        elif status == 0:
+        else:
             status = subprocess.run([sys.executable, *PROGRAM, *command]).returncode
             if status == 0:
                 with end_on_wrong_input(prog):

@@ -320,7 +320,7 @@ class CheckpointMixin(Trainer):
             UnavailableError: An endpoint or a vLLM server is gone.
         """
         folder = last_checkpoint(self.args.output_dir) if resume_from_checkpoint is True else resume_from_checkpoint
-        if resume_from_checkpoint is True and folder is None:
+        if resume_from_checkpoint and not folder:
             raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to resume from.")
         with fail_together(self.accelerator):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
