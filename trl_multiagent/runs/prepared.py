@@ -206,8 +206,7 @@ class PreparedRun(Settings):
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
             name = str(self.dataset.name)
             if name.endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:  # one split, by any name
-                shared = {*map(str, train_dataset.to_list())} & {*map(str, eval_dataset.to_list())}
-                if shared:
+                if shared := {*map(str, train_dataset)} & {*map(str, eval_dataset)}:
                     tell(
                         f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which "
                         "[:100] and [100:] are parts."
@@ -391,9 +390,8 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
         if checkpoint and ALGORITHMS[run.algorithm].run == ROLLOUTS:
             here = run.describe(environment, train_dataset, run.outline(environment.roles))
             changes = differences(read_checkpoint(checkpoint)["settings"], here)
-            check_changes(
-                checkpoint, changes, run.training_args
-            )  # the trainer compares the checksums; of a run on preferences, all of it
+            # The trainer compares the checksums; of a run on preferences, all of it
+            check_changes(checkpoint, changes, run.training_args)
         if state.is_main_process:
             run.reservation.enter_context(
                 locked(run.run_folder, f"choose another RUN_ID or `{run.algorithm}.output_dir`")

@@ -432,18 +432,6 @@ class CheckpointMixin(Trainer):
         if not self.control.should_training_stop and self._may_stop and is_asked_to_stop(self.accelerator):
             self._stop()
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Saves a checkpoint, so that no step is lost, and ends the training if `metric_for_best_model` is missing."""
-        try:
-            return super()._determine_best_metric(metrics, trial)
-        except KeyError:
-            if self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
-                self._save_checkpoint(self.model, trial)
-            raise UnavailableError(
-                f"`metric_for_best_model` is {self.args.metric_for_best_model!r}, but an evaluation has "
-                f"{', '.join(name.removeprefix('eval_') for name in metrics)}."
-            ) from None
-
     def _stop(self) -> NoReturn:
         """Saves a checkpoint of the last step if there is none, and ends the training."""
         step = f"after step {self.state.global_step} of {self.state.max_steps}"
@@ -519,7 +507,14 @@ class CheckpointMixin(Trainer):
     ) -> dict[str, float]:
         if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
             return {}
-        return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        best = self.args.metric_for_best_model
+        if best and f"eval_{best.removeprefix('eval_')}" not in metrics:
+            if self.state.global_step and self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
+                self._save_checkpoint(self.model, trial)  # no step is lost
+            names = ", ".join(name.removeprefix("eval_") for name in metrics)
+            raise UnavailableError(f"`metric_for_best_model` is {best!r}, but an evaluation has {names}.")
+        return metrics
 
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
         best = self.state.best_model_checkpoint
