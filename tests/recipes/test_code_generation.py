@@ -62,7 +62,8 @@ def test_what_peer_files_give_the_loaders():
     recipe = parse_recipe("magrpo", TASK, [*argv, "agent_model.model_kwargs.use_safetensors=true"])
     assert recipe.agent_model.torch_dtype == "bfloat16"
     assert make_loader(recipe).arguments == {
-        "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True}
+        "trust_remote_code": True, "use_safetensors": True, "tokenizer_kwargs": {"use_fast": True},
+        "reasoning": None, "chat_template_kwargs": None,
     }  # fmt: skip
     assert recipe.sections["external"].expert_model == "deepseek-coder"
     for section in ("agent_model", "magrpo"):
