@@ -264,6 +264,7 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     If each role has a reward of its own, `reward/<role>` and `return/<role>` are among the values.
     """
     own = dict.fromkeys(role for turns in episodes for turn in turns for role in turn.get("role_rewards", ()))
+    # The team and the roles with rewards of their own, by the suffixes of the names of their rewards
     roles = {"": None, **{f"/{role}": role for role in own}}
     values, discount = {}, config.discount_factor
     for suffix, role in roles.items():
@@ -274,31 +275,22 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
         values[FINAL, f"return{suffix}"] = mean_of_known(returns)
     played = grouped((f"turn_{t}", turn) for turns in episodes for t, turn in enumerate(turns, start=1))
     played[FINAL] = [turns[-1] for turns in episodes]
-    for turn, turns in played.items():
-        values |= {(turn, metric): value for metric, value in turn_values(turns, roles, config).items()}
+    for number, turns in played.items():
+        for suffix, role in roles.items():
+            values[number, f"reward{suffix}"] = mean_of_known([role_reward(turn, role) for turn in turns])
+        passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
+        if None not in passes:
+            passed = sum(x >= 1.0 for x in passes)
+            at = [k for k in config.pass_at if k <= len(passes)]
+            values |= {(number, f"pass@{k}"): pass_at_k(len(passes), passed, k) for k in at}
+        for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
+            values[number, name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
     return values
 
 
 def role_reward(turn: dict[str, Any], role: str | None) -> float:
     """Returns the reward of a role in a turn: its own if it has one, else the team's. The role `None` is the team."""
     return turn.get("role_rewards", {}).get(role, turn["reward"])
-
-
-def turn_values(turns: Records, roles: Mapping[str, str | None], config: EvaluationConfig) -> dict[str, float]:
-    """
-    Computes the values of one turn of an item's episodes, by metric. `roles`: the team and the roles with rewards of
-    their own, by the suffixes of the names of their rewards.
-    """
-    values = {
-        f"reward{suffix}": mean_of_known([role_reward(turn, role) for turn in turns]) for suffix, role in roles.items()
-    }
-    passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
-    if None not in passes:
-        passed, number = sum(x >= 1.0 for x in passes), len(passes)
-        values |= {f"pass@{k}": pass_at_k(number, passed, k) for k in config.pass_at if k <= number}
-    for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
-        values[name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
-    return values
 
 
 def total_cost(records: Records, is_pipeline: bool) -> dict[str, float]:

@@ -257,9 +257,9 @@ def joined(agents: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], torch.Tens
         start += rows
     for name, value in PADDING.items():
         if name in inputs:
-            missing = [(width - x["input_ids"].size(1)) for x in agents]
-            sides = [(0, 0, 0, n) if x[name].dim() == 3 else (0, n) for x, n in zip(agents, missing, strict=True)]
-            inputs[name] = torch.cat([pad(x[name], side, value=value) for x, side in zip(agents, sides, strict=True)])
+            inner = (0, 0) * (inputs[name].dim() - 2)  # not padded: `readers` has two numbers per token
+            padded = [pad(x[name], (*inner, 0, width - x[name].size(1)), value=value) for x in agents]
+            inputs[name] = torch.cat(padded)
     inputs["shift_labels"] = torch.cat([x["shift_labels"] for x in agents], dim=1)
     return inputs, torch.cat(places)
 

@@ -39,7 +39,7 @@ from trl_multiagent.environments.task_errors import TaskError, UnavailableError,
 from trl_multiagent.environments.wrapper import EnvironmentWrapper
 from trl_multiagent.models.reasoning import split_reasoning
 from trl_multiagent.rollout.history import whole_prompt
-from trl_multiagent.rollout.tree import derive_seed
+from trl_multiagent.rollout.tree import derive_seed, grouped
 
 
 MAX_TURNS_ALONE = 100  # in a row, in which only seats act
@@ -108,10 +108,11 @@ class EndpointSeat(Seat):
     seed: int = 0
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
-        calls, prompts = [call_of(branch.prompts[role]) for branch in branches], []
-        for branch, call in zip(branches, calls, strict=True):
-            history = branch.history if call.memory else ()
-            prompts.append(with_call(whole_prompt(role, history, branch.prompts[role], as_chat=True), call))
+        calls = [call_of(branch.prompts[role]) for branch in branches]
+        prompts = [
+            with_call(whole_prompt(role, x.history if call.memory else (), x.prompts[role], as_chat=True), call)
+            for x, call in zip(branches, calls, strict=True)
+        ]
         seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
         answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
         return [ended(text, call.stop) for text, call in zip(answers, calls, strict=True)]
@@ -139,8 +140,7 @@ class Population(Seat):
         for name, member in members.items():
             if name not in drawn:
                 member.release()
-        for name in dict.fromkeys(drawn):
-            own = [k for k, other in enumerate(drawn) if other == name]
+        for name, own in grouped((name, k) for k, name in enumerate(drawn)).items():
             answers |= zip(own, members[name].answer(role, [branches[k] for k in own]), strict=True)
         return [answers[k] for k in range(len(branches))]
 

@@ -48,8 +48,11 @@ LARGEST_SHARE_OUTSIDE = 0.5  # share of the ratios that are outside of the bound
 SECONDS_TO_ANSWER = 10.0  # within which a server must answer before weights are sent to it
 MEMORY, ROOM = Path("/dev/shm"), 4  # a folder in memory; it must have room for so many copies of the adapters
 LAUNCH_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Arguments of TRL's class that have the same names in the configuration
+# Arguments of TRL's class that have the same names in the configuration, or the same names after `vllm_`
 SAME_NAMES = "repetition_penalty temperature top_p top_k min_p max_completion_length trust_remote_code".split()
+VLLM_NAMES = """
+    mode server_timeout tensor_parallel_size max_model_length enable_sleep_mode model_impl structured_outputs_regex
+""".split()
 
 Prompts = dict[str, list[list[int]]]  # token ids of the prompts of each agent
 
@@ -149,10 +152,11 @@ class AgentGeneration(VLLMGeneration):
             self.sync_weights()
             return
         writes = self.accelerator.is_main_process
-        tensors = {}
-        for name, parameter in self._iter_named_params():  # under ZeRO-3, this needs all processes
-            if writes:
-                tensors[name] = parameter.detach().to("cpu", copy=True).contiguous()
+        tensors = {
+            name: parameter.detach().to("cpu", copy=True).contiguous()
+            for name, parameter in self._iter_named_params()  # under ZeRO-3, this needs all processes
+            if writes
+        }
         if writes:
             folder = self._new_folder(owner)
             save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -591,18 +595,12 @@ def make_generations(
             model=model,
             accelerator=accelerator,
             processing_class=None,  # TRL needs it for image tokens only
-            mode=args.vllm_mode,
             server_base_url=urls[k],
-            server_timeout=args.vllm_server_timeout,
             group_port=args.vllm_group_port + k,
-            tensor_parallel_size=args.vllm_tensor_parallel_size,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization / len(groups),
-            max_model_length=args.vllm_max_model_length,
             max_num_seqs=args.rows_per_device * len(roles) * args.vllm_tensor_parallel_size,
-            enable_sleep_mode=args.vllm_enable_sleep_mode,
-            model_impl=args.vllm_model_impl,
-            structured_outputs_regex=args.vllm_structured_outputs_regex,
             **{name: getattr(args, name) for name in SAME_NAMES},
+            **{name: getattr(args, f"vllm_{name}") for name in VLLM_NAMES},
             logprobs=0,
             generation_kwargs={
                 **(args.generation_kwargs or {}),
