@@ -22,7 +22,7 @@ from trl_multiagent.jobs.stage import Chunks, Stage
 from trl_multiagent.models.generation import Completion, Sampled
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.rollout.sampler import SamplingTeam, TeamSampler, TransformersGenerator, TurnPrompts
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
+from trl_multiagent.rollout.sampling_arguments import sampling_of
 from trl_multiagent.rollout.trace import item_name
 from trl_multiagent.rollout.tree import Node, judge_nodes, nodes_of_episode, play_episodes
 
@@ -38,7 +38,7 @@ class EpisodeGenerator(TransformersGenerator):
     """
 
     def __init__(self, policy: Policy, team: SamplingTeam, config: EvaluationConfig):
-        arguments = sampling_arguments(sampling_of(config, policy.max_completion_length))
+        arguments = sampling_of(config, policy.max_completion_length)
         super().__init__(team, arguments, config.generation_token_budget, config.stop_strings, config.seed)
         self.silent_role = policy.silent_role
         self.generation_seconds: list[dict[str, float]] = []  # of each generate call, for every turn

@@ -118,13 +118,13 @@ def pack(
     length = max(1, *(len(row.input_ids) for row in rows))
     if len(rows) * length > MOST_LEFT * len(sequences) * max(1, *(len(ids) - 1 for ids in sequences)):
         return None
-    tensors = torch.tensor([row.padded(length) for row in rows]).unbind(dim=1)
+    ids, positions, labels, *readers = torch.tensor([row.padded(length) for row in rows]).unbind(dim=1)
     flat_places = []
     for row, predicting in (found[k] for k in range(len(sequences))):
         padding = [-1] * (completion_length - len(predicting))
         flat_places.append([row * length + place for place in predicting] + padding)
-    packed = {"input_ids": tensors[0], "position_ids": tensors[1], "readers": torch.stack(tensors[3:], dim=-1)}
-    return packed | scored(tensors[2], torch.tensor(flat_places))
+    packed = {"input_ids": ids, "position_ids": positions, "readers": torch.stack(readers, dim=-1)}
+    return packed | scored(labels, torch.tensor(flat_places))
 
 
 def pack_ends(model: PreTrainedModel, sequences: Sequence[list[int]]) -> dict[str, torch.Tensor] | None:

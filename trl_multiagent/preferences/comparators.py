@@ -18,7 +18,7 @@ from trl_multiagent.folders import TEAM_FILE
 from trl_multiagent.jobs.fingerprint import checksum_of_weights
 from trl_multiagent.preferences.config import CANDIDATES_FOLDER, PreferenceConfig
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
+from trl_multiagent.rollout.sampling_arguments import sampling_of
 from trl_multiagent.rollout.seats import ask_endpoint
 from trl_multiagent.rollout.tree import ByRole, Node, Sample, Samples
 from trl_multiagent.team.agent_team import AgentTeam
@@ -91,7 +91,7 @@ def load(names: str | list[str], roles: Sequence[str], like: AgentTeam) -> Agent
 
 def team_sampler(team: AgentTeam, config: PreferenceConfig, seed: str, answers: int = 1) -> TeamSampler:
     """Makes the sampler of a team from the settings. A completion has the room of a number of `answers`."""
-    arguments = sampling_arguments(sampling_of(config, answers * config.max_completion_length))
+    arguments = sampling_of(config, answers * config.max_completion_length)
     generator = TransformersGenerator(team, arguments, config.generation_token_budget, seed=seed)
     return TeamSampler(team, generator, config.use_chat_template)
 

@@ -108,13 +108,12 @@ def _chat(parts: list[tuple[Prompt | None, dict[str, str] | None]], prompt: Prom
     waiting: list[str] = []  # texts for the next message of the user
     for past_prompt, answer in parts:
         if past_prompt is not None:
-            turn_messages = _after(waiting, past_prompt)
+            messages += _after(waiting, past_prompt)
             waiting = []
-            if answer is None and turn_messages[-1]["role"] == "user":
-                waiting = [turn_messages.pop()["content"]]
-            messages += turn_messages
             if answer is not None:
                 messages.append({"role": "assistant", **answer})
+            elif messages[-1]["role"] == "user":
+                waiting = [messages.pop()["content"]]
         elif answer is not None:
             waiting.append(f"{EARLIER_ANSWER}{answer['content']}")
     return messages + _after(waiting, prompt)

@@ -319,7 +319,7 @@ def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Promp
 
 def cut_off(ids: Completion, call: AgentCall, reader: CompletionReader) -> Completion:
     """Cuts a completion off at the limit of its question or after the first of its stop strings."""
-    length = len(ids) if call.max_tokens is None else min(len(ids), call.max_tokens)
+    length = len(ids[: call.max_tokens])
 
     def stops(length: int) -> bool:
         (text,) = reader.texts([ids[:length]])

@@ -55,7 +55,7 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def sampling_of(settings: Any, max_new_tokens: int) -> dict[str, Any]:
-    """Returns the arguments for sampling that the settings of an evaluation, a collection or a training give."""
+    """Returns the [`sampling_arguments`] that the settings of an evaluation, a collection or a training give."""
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: value for name, value in vars(settings).items() if name in names and value is not None}
-    return {"max_new_tokens": max_new_tokens, "disable_compile": True, **given}
+    return sampling_arguments({"max_new_tokens": max_new_tokens, "disable_compile": True, **given})

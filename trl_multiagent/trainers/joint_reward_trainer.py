@@ -318,4 +318,5 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
         return dataset, None
     held_out = set(random.Random(seed).sample(items, min(max(1, round(fraction * len(items))), len(items) - 1)))
     sides = [[k for k, key in enumerate(keys) if (key in held_out) == side] for side in (False, True)]
-    return dataset.select(sides[0]), dataset.select(sides[1])
+    training, evaluation = map(dataset.select, sides)
+    return training, evaluation

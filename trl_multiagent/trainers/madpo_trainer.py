@@ -37,7 +37,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.rollout.history import tokenize_prompts, uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler
-from trl_multiagent.rollout.sampling_arguments import sampling_arguments, sampling_of
+from trl_multiagent.rollout.sampling_arguments import sampling_of
 from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
@@ -145,7 +145,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
-        arguments = sampling_arguments(sampling_of(args, args.max_completion_length))
+        arguments = sampling_of(args, args.max_completion_length)
         self.generator = TrainerGenerator(self, arguments)
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
@@ -398,8 +398,8 @@ class Answers:
     are also sums over the agents.
     """
 
-    logps: torch.Tensor  # log-probabilities under the policy, in nats
-    ref_logps: torch.Tensor  # under the reference policy
+    ref_logps: torch.Tensor  # log-probabilities under the reference policy, in nats
+    logps: torch.Tensor  # under the policy
     lengths: torch.Tensor  # numbers of tokens
     entropy: torch.Tensor  # this and the next two fields are for TRL's metrics
     mean_logits: torch.Tensor
@@ -409,8 +409,7 @@ class Answers:
     def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor, rows: AgentTensors) -> Answers:
         """Sums an agent's outputs, which are zero outside of the answers."""
         per_token = (output.log_probs, rows.completion_mask, output.entropy, output.mean_logits, output.is_top1)
-        logps, lengths, entropy, mean_logits, is_top1 = (x.sum(dim=1) for x in per_token)
-        return cls(logps, ref_logps, lengths, entropy, mean_logits, is_top1)
+        return cls(ref_logps, *(x.sum(dim=1) for x in per_token))
 
     @classmethod
     def joint(cls, answers: Iterable[Answers]) -> Answers:

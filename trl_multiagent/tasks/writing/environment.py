@@ -230,17 +230,17 @@ def pair_metrics(first: str, second: str, item: dict, kind: str, reward: str) ->
     structure = STRUCTURES[kind]
     compat = levels(first, second, structure)
     earned = compat if reward == "compat" else levels(first, second, structure, whole=True)
-    texts = [grounding(first, item, "", structure), grounding(second, item, first, structure)]
+    one, other = grounding(first, item, "", structure), grounding(second, item, first, structure)
     keys = set(item["key_words"])
     recall = len(keys.intersection(content_words(f"{first} {second}"))) / max(1, len(keys))
-    source = min(1.0, recall / 0.2) * math.sqrt(texts[0]["grounding"] * texts[1]["grounding"])
+    source = min(1.0, recall / 0.2) * math.sqrt(one["grounding"] * other["grounding"])
     return {
         "total_reward": sum(earned) * (1.0 if reward == "compat" else source),
         **{f"level_{k}": level for k, level in enumerate(earned, 1)},
         "compat": sum(compat),
         "source": source,
         "recall": recall,
-        **{name: (texts[0][name] + texts[1][name]) / 2 for name in texts[0]},
+        **{name: (value + other[name]) / 2 for name, value in one.items()},
     }
 
 
