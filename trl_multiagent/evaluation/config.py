@@ -86,10 +86,11 @@ class EvaluationConfig(HistoryOptions):
             self.k = [k for k in (1, 5, 10) if k <= self.num_episodes]
         if not self.k or len(set(self.k)) < len(self.k):
             raise ValueError(f"`k` is {self.k}; it must be a list of different numbers, such as [1, 5, 10].")
-        if max(self.k) > self.num_episodes:
+        largest = max(self.k)
+        if largest > self.num_episodes:
             raise ValueError(
-                f"pass@{max(self.k)} needs at least {max(self.k)} episodes per item, but `num_episodes` is "
-                f"{self.num_episodes}: raise it, or remove {max(self.k)} from `k`."
+                f"pass@{largest} needs at least {largest} episodes per item, but `num_episodes` is "
+                f"{self.num_episodes}: raise it, or remove {largest} from `k`."
             )
         if self.temperature == 0 and self.num_episodes > 1:
             raise ValueError("`temperature` is 0, so all episodes of an item are the same: set `num_episodes` to 1.")

@@ -181,10 +181,11 @@ class MixedTeam:
         self.sources = dict(sources)
         self.roles = tuple(sources)
         self.joinable: dict[str, str] = {}
-        self.agents = {role: team.agents[role] for role, team in sources.items()}
-        self.tokenizers = {role: team.tokenizers[role] for role, team in sources.items()}
-        self.reasoning = {role: team.reasoning[role] for role, team in sources.items()}
-        self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in sources.items()}
+        teams = sources.items()
+        self.agents = {role: team.agents[role] for role, team in teams}
+        self.tokenizers = {role: team.tokenizers[role] for role, team in teams}
+        self.reasoning = {role: team.reasoning[role] for role, team in teams}
+        self.chat_template_kwargs = {role: team.chat_template_kwargs[role] for role, team in teams}
 
     def together(self, roles: Sequence[str]) -> AbstractContextManager[tuple[PreTrainedModel, Stacked | None]]:
         return self.sources[roles[0]].together(roles)

@@ -278,13 +278,14 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
     for number, turns in played.items():
         for suffix, role in roles.items():
             values[number, f"reward{suffix}"] = mean_of_known([role_reward(turn, role) for turn in turns])
-        passes = [turn["metrics"].get(config.pass_metric) for turn in turns]
+        metrics = [turn["metrics"] for turn in turns]
+        passes = [x.get(config.pass_metric) for x in metrics]
         if None not in passes:
             passed = sum(x >= 1.0 for x in passes)
             at = [k for k in config.pass_at if k <= len(passes)]
             values |= {(number, f"pass@{k}"): pass_at_k(len(passes), passed, k) for k in at}
-        for name in dict.fromkeys(name for turn in turns for name in turn["metrics"]):
-            values[number, name] = float(np.mean([turn["metrics"][name] for turn in turns if name in turn["metrics"]]))
+        for name in dict.fromkeys(name for x in metrics for name in x):
+            values[number, name] = float(np.mean([x[name] for x in metrics if name in x]))
     return values
 
 

@@ -124,17 +124,18 @@ class CompletionReader:
           and the content.
         - Else it is the whole text.
         """
+        decode = self.tokenizer.decode
         if self.has_messages:
-            return [("", last_message(self.tokenizer.decode(ids))) for ids in completion_ids]
+            return [("", last_message(decode(ids))) for ids in completion_ids]
         begin, _ = self.tags or ("", "")
-        opened = bool(begin) and self.tokenizer.decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
+        opened = bool(begin) and decode(prompt_ids[-32:]).rstrip().endswith(begin)  # as DeepSeek's does
         found = [split_reasoning(text, opened, self.tags) if self.tags else ("", text) for text in texts]
         if self.parser is None:
             return found
-        prefix = self.tokenizer.decode(prompt_ids)
+        prefix = decode(prompt_ids)
         for k, (ids, text) in enumerate(zip(completion_ids, texts, strict=True)):
             with contextlib.suppress(ValueError):  # what a model writes need not be well formed
-                parsed = self.parser.parse_response(self.tokenizer.decode(ids), prefix=prefix)
+                parsed = self.parser.parse_response(decode(ids), prefix=prefix)
                 content, calls = parsed.get("content") or "", parsed.get("tool_calls") or []
                 calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in calls)
                 # White space is stripped, which code may need

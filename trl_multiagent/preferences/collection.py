@@ -380,13 +380,14 @@ def dataset_of_rows(rows: list[PairRow], roles: Sequence[str], prompts: dict[str
     Makes a dataset of rows, possibly none. Their metrics may differ. A role's columns are texts if its prompt in
     `prompts` is one.
     """
-    messages = [{"role": Value("string"), "content": Value("string")}]
+    text = Value("string")
+    messages = [{"role": text, "content": text}]
     features: dict[str, Any] = {}
     for role in roles:
-        features |= dict.fromkeys(text_columns(role), Value("string") if isinstance(prompts[role], str) else messages)
-    features |= dict.fromkeys((ITEM_ID, CHOSEN_BY, REJECTED_BY), Value("string")) | {ROUND: Value("int64")}
+        features |= dict.fromkeys(text_columns(role), text if isinstance(prompts[role], str) else messages)
+    features |= dict.fromkeys((ITEM_ID, CHOSEN_BY, REJECTED_BY), text) | {ROUND: Value("int64")}
     answers = {column for role in roles for column in answer_columns(role)}
-    features |= {name: Value("string") for row in rows for name in row if name in answers}
+    features |= {name: text for row in rows for name in row if name in answers}
     features |= {column: [Value("int32")] for role in roles for column in ids_columns(role)}
     features |= {name: Value("float64") for row in rows for name in row if name not in features}
     columns = {name: [row.get(name) for row in rows] for name in features}

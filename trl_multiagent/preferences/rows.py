@@ -142,10 +142,11 @@ def _check_row(row: PairRow, roles: Sequence[str]) -> None:
         prompt, *completions = columns = text_columns(role)
         texts.append([text_of(row[column], column) for column in columns])
         for column in completions:
-            if isinstance(row[column], str) != isinstance(row[prompt], str):
+            answer = row[column]
+            if isinstance(answer, str) != isinstance(row[prompt], str):
                 raise ValueError(f"{column!r} and {prompt!r} must both be texts, or both be lists of chat messages.")
-            if not isinstance(row[column], str) and row[column][0]["role"] != "assistant":
-                raise ValueError(f"{column!r} begins with a message of {row[column][0]['role']!r}, not 'assistant'.")
+            if not isinstance(answer, str) and answer[0]["role"] != "assistant":
+                raise ValueError(f"{column!r} begins with a message of {answer[0]['role']!r}, not 'assistant'.")
         check_prompt(row[prompt], repr(prompt))
         for column in answer_columns(role):
             if not isinstance(row.get(column), str | None):

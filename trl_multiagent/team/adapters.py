@@ -158,20 +158,21 @@ def load_adapters(
         if key not in bases:
             with seeded(seed, SHARED_FOLDER):
                 bases[key] = load_as_published(key[0], **{**model_init_kwargs, "revision": key[1]})
+        model = bases[key]
         if is_saved:
             config.inference_mode = False
         else:
             config.revision = hub["revision"]  # so that the saved adapter loads this base again
-            config.exclude_modules = config.exclude_modules or outside_of_text(base_of(bases[key]))
+            config.exclude_modules = config.exclude_modules or outside_of_text(base_of(model))
         with seeded(seed, role):
-            if isinstance(bases[key], PeftModel):
-                bases[key].add_adapter(role, config, **dtype)
+            if isinstance(model, PeftModel):
+                model.add_adapter(role, config, **dtype)
             else:
-                bases[key] = get_peft_model(bases[key], config, adapter_name=role, **dtype)
-        models[role] = bases[key]
+                model = bases[key] = get_peft_model(model, config, adapter_name=role, **dtype)
+        models[role] = model
         if is_saved and model_init_kwargs.get("device_map") != "meta":
-            load_adapter_weights(models[role], role, source, **hub)
-        keep_adapter_in_float32(models[role], role)
+            load_adapter_weights(model, role, source, **hub)
+        keep_adapter_in_float32(model, role)
     return models
 
 

@@ -430,16 +430,18 @@ class Answers:
         def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
             return torch.stack([(values.detach() * weights).sum(), (counts * weights).sum()])
 
-        logps, lengths, mean_logits = self.logps.chunk(2), self.lengths.chunk(2), self.mean_logits.chunk(2)
+        logps, rejected_logps = self.logps.chunk(2)
+        lengths, rejected_lengths = self.lengths.chunk(2)
+        logits, rejected_logits = self.mean_logits.chunk(2)
         chosen, rejected = (beta * self.log_ratios).chunk(2)
-        change = self.log_ratios.chunk(2)[0] / lengths[0].clamp(min=1)
+        change = self.log_ratios.chunk(2)[0] / lengths.clamp(min=1)
         return {
             "entropy": sums(self.entropy, self.lengths, both),
-            "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths[0]),
-            "logits/chosen": sums(mean_logits[0], lengths[0]),
-            "logits/rejected": sums(mean_logits[1], lengths[1]),
-            "logps/chosen": sums(logps[0], pairs),
-            "logps/rejected": sums(logps[1], pairs),
+            "mean_token_accuracy": sums(self.is_top1.chunk(2)[0], lengths),
+            "logits/chosen": sums(logits, lengths),
+            "logits/rejected": sums(rejected_logits, rejected_lengths),
+            "logps/chosen": sums(logps, pairs),
+            "logps/rejected": sums(rejected_logps, pairs),
             "logps/chosen_change": sums(change, pairs),
             "rewards/chosen": sums(chosen, pairs),
             "rewards/rejected": sums(rejected, pairs),

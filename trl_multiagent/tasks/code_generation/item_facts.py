@@ -153,22 +153,22 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     for each of the item's tests: the first n checks pass if the best trivial answer passes n tests, and then the same
     for the reference solution. Without `tries_trivial`, no trivial answer is tried, and `trivial` is 0.
     """
-    entry_point = item["entry_point"]
-    asserts = read_asserts(item["test"])
+    entry_point, prompt, test = item["entry_point"], item["prompt"], item["test"]
+    asserts = read_asserts(test)
     total = len(asserts.sources)
     examples, own = {}, []
     if tries_trivial:
-        examples = dict(prompt_examples(item["prompt"], entry_point))
-        examples |= shown_tests(item["prompt"], item["test"], entry_point)
-        constants = dict.fromkeys([*examples.values(), *_test_constants(item["test"])])
+        examples = dict(prompt_examples(prompt, entry_point))
+        examples |= shown_tests(prompt, test, entry_point)
+        constants = dict.fromkeys([*examples.values(), *_test_constants(test)])
         own = [constant for constant in constants if constant not in CONSTANTS][:MAX_OWN_CONSTANTS]
     lines = [f"    assert {name} > {number}" for name in ("trivial", "reference") for number in range(total)]
     source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
-        source = f"{item['prompt']}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
+        source = f"{prompt}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
     checks = _CHECKS.format(
         code=asserts.code,
-        setup=read_problem(item["prompt"], entry_point).prefix,
+        setup=read_problem(prompt, entry_point).prefix,
         total=total,
         guards=set(asserts.guards) or "set()",
         entry_point=entry_point,
