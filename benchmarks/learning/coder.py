@@ -41,6 +41,8 @@ import numpy as np
 
 from benchmarks.team_run import byte_tokenizer, machine, save_model
 from trl_multiagent.evaluation.statistics import t_interval
+from trl_multiagent.folders import LOG_FILE
+from trl_multiagent.report.run_page import read_lines
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
 
@@ -281,8 +283,7 @@ def courses(folder: Path) -> list[str]:
     """Returns, as Markdown, the mean reward of the answers that are sampled in each fifth of a training."""
     lines = head_of("reward in the training", *["a fifth of the steps"] * 5)
     for row in ROWS:
-        path = folder / row / "run" / "log.jsonl"
-        log = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+        log = read_lines(folder / row / "run" / LOG_FILE)  # empty if there is none
         if rewards := [entry["reward"] for entry in log if "turn_1/passed" in entry]:
             means = [f"{part.mean():.2f}" for part in np.array_split(rewards, 5)]
             lines.append(f"| `{row}` | {' | '.join(means)} |")

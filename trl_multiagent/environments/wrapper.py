@@ -24,15 +24,6 @@ def of_task(name: str) -> Any:
     return method
 
 
-def judging(evaluation: bool) -> Any:
-    """Returns a method that scores joint actions with the wrapper's `judge`."""
-
-    def method(self: Any, items: Any, joint_actions: Any, histories: Any) -> list[Outcome]:
-        return self.judge(items, joint_actions, histories, evaluation)
-
-    return method
-
-
 class EnvironmentWrapper(Environment):
     """
     Base class of environments that change a part of another one. It delegates everything to its task; a subclass
@@ -65,8 +56,11 @@ class EnvironmentWrapper(Environment):
     def next_prompts(self, items: list[dict], histories: list[History]) -> list[Prompts]:
         return ask(self.task, items, histories)
 
-    score = judging(evaluation=False)
-    evaluate = judging(evaluation=True)
+    def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        return self.judge(items, joint_actions, histories, evaluation=False)
+
+    def evaluate(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:
+        return self.judge(items, joint_actions, histories, evaluation=True)
 
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool

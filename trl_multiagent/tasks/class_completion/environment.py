@@ -287,9 +287,8 @@ class ClassCompletionEnvironment(ProgramEnvironment):
 class Answer:
     """The code in one agent's answer."""
 
-    methods: dict[str, ast.FunctionDef] = field(
-        default_factory=dict
-    )  # all functions, of each name the last that has a body
+    # All functions, of each name the last that has a body
+    methods: dict[str, ast.FunctionDef] = field(default_factory=dict)
     outside: set[str] = field(default_factory=set)  # names of those that are plain functions of the module
     imports: list[ast.stmt] = field(default_factory=list)
 

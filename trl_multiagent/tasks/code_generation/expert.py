@@ -203,11 +203,8 @@ def parse_edits(text: str, roles: Sequence[str], item: dict) -> Edits:
         with contextlib.suppress(ValueError, RecursionError):
             values, _ = JSON.raw_decode(text, match.start())
             parts = {role: values.get(role, values.get(function_of(role, item))) for role in roles}
-            edits = {
-                role: shorten(part.strip(), MAX_EDITS)
-                for role, part in parts.items()
-                if isinstance(part, str) and part.strip()
-            } or edits
+            given = {role: part.strip() for role, part in parts.items() if isinstance(part, str)}
+            edits = {role: shorten(part, MAX_EDITS) for role, part in given.items() if part} or edits
     return edits
 
 
