@@ -17,12 +17,12 @@ this team after ten steps, also with another seed.
 `small_alone` and `small_alone_trained` are one agent that is shown the same solved problems with both functions,
 `small_alone_plain` and `small_alone_plain_trained` one that is shown a single function for each.
 
-Rows without `small_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained` are the
-untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`; in
-`in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of `small_trained`,
-and `after_small` this team after ten steps on the problems of CoopHumanEval, at twice the rate of its configuration.
-Rows `mbpp_*` are the same for 32 problems of MBPP, where the `fast` ones learn at twice the rate of their
-configurations.
+Rows without `small_`, `he_` and `mbpp_` answer to 16 held-out problems of CoopHumanEval. `published` and `untrained`
+are the untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`;
+in `in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of
+`small_trained`, and `after_small` this team after ten steps on the problems of CoopHumanEval, at twice the rate of its
+configuration. Rows `he_*` are the same for 32 problems of HumanEval, and `mbpp_*` for 32 of MBPP, where the `fast`
+ones learn at twice the rate of their configurations.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
@@ -55,6 +55,8 @@ PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
 RUNS = "FOLDER"  # in a change: the folder of all rows
 AFTER_SMALL = ["peft=null", f"agent_model.name={RUNS}/small_trained/run", "magrpo.learning_rate=2.0e-4"]
 AFTER_SMALL += ["magrpo.max_steps=10", "magrpo.per_device_train_batch_size=8"]
+HUMANEVAL = ["dataset.name=humaneval", "dataset.train_split=test[33:163]", "dataset.eval_split=test[:32]"]
+HUMANEVAL += ["grpo.max_completion_length=160"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
 ROWS: Rows = {
@@ -89,6 +91,11 @@ ROWS: Rows = {
     ),
     "moved": ("magrpo_che_coder", [], "small_trained"),
     "after_small": ("magrpo_che_coder", AFTER_SMALL, True),
+    "he_published": ("magrpo_he_coder", PUBLISHED, False),
+    "he_untrained": ("magrpo_he_coder", [], False),
+    "he_trained": ("magrpo_he_coder", [], True),
+    "he_alone": ("grpo_mbpp_coder", HUMANEVAL, False),
+    "he_alone_trained": ("grpo_mbpp_coder", HUMANEVAL, True),
     "mbpp_published": ("magrpo_mbpp_coder", [*FIRST, *PUBLISHED], False),
     "mbpp_untrained": ("magrpo_mbpp_coder", FIRST, False),
     "mbpp_trained": ("magrpo_mbpp_coder", FIRST, True),
@@ -119,6 +126,11 @@ COMPARED = (
     ("untrained", "after_small"),
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
+    ("he_published", "he_untrained"),
+    ("he_untrained", "he_trained"),
+    ("he_alone", "he_alone_trained"),
+    ("he_alone", "he_untrained"),
+    ("he_alone_trained", "he_trained"),
     ("mbpp_published", "mbpp_untrained"),
     ("mbpp_alone", "mbpp_untrained"),
     *(("mbpp_untrained", f"mbpp_{kind}") for kind in ("trained", "fast")),
@@ -248,8 +260,7 @@ def row_of(episodes: list[dict[str, Any]], folder: Path) -> list[str]:
     results = [policy["results"]["final"][metric] for metric in METRICS]
     cells = [f"{x['mean']:.2f} [{x['low']:.2f}, {x['high']:.2f}]" for x in results]
     used, is_team = values(episodes, "collab_aux_usage") > 0, "size_share" in episodes[0]["turns"][-1]["metrics"]
-    # Of the published table, 0.4 is for aux, and 0.6 for main
-    defined = np.isin(values(episodes, "definition_reward").round(1), (0.4, 1.0))
+    defined = np.array(["def aux(" in x["turns"][-1]["completions"].get("aux", "") for x in episodes])
     shares = [values(episodes, "syntax_valid_rate").mean()]
     shares += [defined.mean(), used.mean(), values(episodes, "size_share").mean()] if is_team else []
     counts = [f"{tokens_of(episodes, kind).mean():.0f}" for kind in (sum, max)]
