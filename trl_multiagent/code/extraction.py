@@ -10,7 +10,8 @@ parses is code.
 An answer defines a function if a statement binds its name to anything but a literal. A `def`, a lambda or a method
 of this name has to return a value other than a bare `None`, or to yield. Other values, such as those of calls, are not
 read, and count. If nothing binds the name, the last class with such a method does. The rule is the same for `aux` and
-for the entry point. A `def` without a body, such as the prompt repeated, is left out.
+for the entry point. A `def` without a body, such as the prompt repeated, is left out, and so is a repetition that was
+cut off.
 """
 
 import ast
@@ -18,7 +19,7 @@ import itertools
 import re
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,7 @@ from trl_multiagent.code.dependencies import (
 )
 
 
+PARTNER = "aux"  # a function of another agent, whose header an answer may repeat
 MAX_CHARS = 32_000  # a longer answer counts as empty
 MAX_PARSED = 4 * MAX_CHARS  # total characters of the runs of lines that are parsed in one answer
 MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short it is
@@ -125,9 +127,10 @@ def read_function(answer: str, name: str) -> Code:
     text = "\n".join(run for run, parses in runs if parses)
     tree = _parse(text)[0] or ast.Module([], [])
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
-    named = [x for x in tree.body if isinstance(x, FUNCTIONS) and x.name == name]
-    last = max((x.lineno for x in named if not is_stub(x)), default=len(lines))
-    statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in named or not is_stub(x)]
+    named = {x: _segment(lines, x) for x in tree.body if isinstance(x, FUNCTIONS) and x.name in (name, PARTNER)}
+    fragments = [x for x in named if is_fragment(x, named)]
+    last = max((x.lineno for x in named if x.name == name and x not in fragments), default=len(lines))
+    statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in fragments]
     # Tests behind the function may import it
     tests = [x for x in statements if isinstance(x.node, ast.ImportFrom) and x.node.lineno > last and name in x.binds]
     statements = [x for x in statements if x not in tests]
@@ -185,10 +188,15 @@ def _text_of(answer: str) -> str:
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
-def is_stub(function: Any) -> bool:
-    """Returns whether a function has no body but a docstring, `...` or `pass`."""
+def is_fragment(function: Any, texts: Mapping[Any, str]) -> bool:
+    """
+    Returns whether a function is not meant as one: it has no body but a docstring, `...` or `pass`, such as the prompt
+    repeated, or its text begins another function's, such as a repetition that was cut off. `texts`: of all functions.
+    """
     body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in function.body)
-    return all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
+    is_stub = all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
+    own = texts[function]
+    return is_stub or any(len(text) > len(own) and text.startswith(own) for text in texts.values())
 
 
 def _definitions(node: ast.AST, name: str) -> list[Any]:
@@ -249,8 +257,8 @@ def _runs(text: str, wanted: re.Pattern[str]) -> list[tuple[str, bool]]:
 
 def _at_margin(lines: list[str]) -> list[str]:
     """
-    Moves indented definitions to the margin, with all that is indented behind them: those below prose, and those that
-    are indented less than the lines before them, whose first line has lost its indentation.
+    Moves indented definitions to the margin, with all that is indented behind them: those below prose or imports, and
+    those that are indented less than the lines before them, whose first line has lost its indentation.
     """
     moved: list[str] = []
     least, shift, may_follow = 0, 0, False
@@ -259,7 +267,7 @@ def _at_margin(lines: list[str]) -> list[str]:
         indent = len(line) - len(text)
         if text and indent < max(shift, 1):  # the margin
             line, least, shift = text, 0, 0
-            may_follow = text.startswith("@") or not CODE_START.match(text)
+            may_follow = text.startswith(("@", "import ", "from ")) or not CODE_START.match(text)
         elif text and not shift:
             is_less = indent < least and not moved[-1].endswith(":")  # a header would have no body
             if (may_follow or is_less) and (DEFINITION.match(text) or text.startswith("@")):

@@ -273,6 +273,17 @@ def test_threads_share_the_descriptors_and_do_not_wait_for_each_other(sandbox):
     assert sandbox.run([Program(CLONE, "f", checks)])[0].passed == 3
 
 
+def test_memory_is_not_shared(sandbox):
+    program = """
+import ctypes
+mmap = ctypes.CDLL(None).mmap
+mmap.restype, mmap.argtypes = ctypes.c_ssize_t, [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+def f(flags):
+    return mmap(None, 4096, 3, flags, -1, 0) != -1
+"""
+    assert sandbox.run([Program(program, "f", "assert f(0x22)\nassert not f(0x21)")])[0].passed == 2  # private, shared
+
+
 @pytest.fixture
 def busy():
     """Other programs that want all cores."""

@@ -226,6 +226,9 @@ def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item
     whole = "class Stack:\n" + "".join(f"    {line}\n" for line in (PUSH + POP).splitlines())
     source = merged(item, stubs + whole, HALF)
     assert "self.items.pop()" in source and "return len(self.items)" in source
+    cut_off = whole + whole[: whole.index("self.items.pop()")]  # within a second copy of the class
+    assert read_class(cut_off + "self", "Stack").methods.keys() == {"push", "pop"}
+    assert "self.items.pop()" in merged(item, cut_off + "self", HALF)
     cached = "from functools import cache\n@cache\ndef double(n):\n    return 2 * n\n"
     assert "\ndef double(n):" in merged(item, PUSH + POP + cached, HALF)
 

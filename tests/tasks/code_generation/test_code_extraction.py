@@ -431,6 +431,9 @@ HELPER = "def helper(x):\n    return 2 * x\n\n"
         f"{HELPER}{DOUBLE}\nNotes:\n```text\nf: doubles, n = 2 * x\n```\n",
         f"```python\n{HELPER}{DOUBLE}```\nTest:\n```python\nfrom solution import f\nassert f(1) == 2\n```",
         f"\u200e{HELPER}{DOUBLE}",
+        f"{HELPER}{DOUBLE}\n\ndef f(x):\n    return help",  # cut off
+        f"```python\n{HELPER}{DOUBLE}```\n```python\ndef f(x):\n    return helper",
+        f"def aux(x): ...\n{HELPER}{DOUBLE}",
     ],
 )
 def test_a_function_is_found(answer):
@@ -448,6 +451,11 @@ def test_a_function_is_found(answer):
 def test_what_stands_beside_a_function_does_not_replace_it(answer, source):
     found = read_function(answer, "f").source
     assert ast.unparse(ast.parse(found)) == ast.unparse(ast.parse(source))
+
+
+def test_imports_may_stand_above_indented_definitions():
+    code = read_function("import math\n\n" + textwrap.indent(HELPER + DOUBLE, "    "), "f")
+    assert code.problem == "" and not code.error
 
 
 def test_a_nested_function_is_not_taken_out_of_one_that_does_not_parse():

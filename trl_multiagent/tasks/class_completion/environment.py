@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, all_tables, bound_names, depth
-from trl_multiagent.code.extraction import is_stub, read_module
+from trl_multiagent.code.extraction import is_fragment, read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt, Prompts
@@ -32,7 +32,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 4
+REWARD_VERSION = 5
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
@@ -308,9 +308,8 @@ def read_class(completion: str, class_name: str) -> Answer:
     tree, answer = read_module(completion), Answer()
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     found = itertools.chain(functions_of(tree), *map(functions_of, owners))
-    for node in sorted(found, key=lambda node: (not is_stub(node), node.lineno)):
-        if not can_be_written(node):
-            continue
+    texts = {node: ast.unparse(node) for node in found if can_be_written(node)}
+    for node in sorted(texts, key=lambda node: (not is_fragment(node, texts), node.lineno)):
         answer.methods[node.name] = node
         first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
         is_method = any(ast.unparse(decorator) in DECORATORS for decorator in node.decorator_list)

@@ -129,14 +129,15 @@ _WHO = {entry[0]: entry[3] for entry in _ENTRIES}
 _NUMBERS = {entry[0]: int(entry[_FIELD]) for entry in _ENTRIES if entry[_FIELD] != "-"}
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF instructions
 _KILL, _REFUSE, _ABSENT, _ALLOW = 0x80000000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS, 0x7FFF0000
-_PROT_EXEC, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 1, 0x5421, 1
+_PROT_EXEC, _MAP_SHARED, _AF_UNIX, _FIONBIO, _MSG_OOB = 4, 1, 1, 0x5421, 1
 _CLONE_FILES, _CLONE_VFORK, _CLONE_THREAD = 0x400, 0x4000, 0x10000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 # Conditions of a call, all of which must hold: (index of the argument, test, value). BPF compares 32 bits at a time.
 # `equals`, `is not`, `any of` and `none of` compare the lower half, because the kernel reads no more of these
 # arguments or defines no flag above it. `is zero` compares both halves, as a pointer requires
 _ONLY_IF = {
-    "mmap": [(2, "none of", _PROT_EXEC)],
+    # Shared pages stay when a part of them is unmapped, but no longer count as the process's memory
+    "mmap": [(2, "none of", _PROT_EXEC), (3, "none of", _MAP_SHARED)],
     "mprotect": [(2, "none of", _PROT_EXEC)],
     "sendto": [(4, "is zero", 0), (3, "none of", _MSG_OOB)],  # no address
     "recvfrom": [(3, "none of", _MSG_OOB)],
