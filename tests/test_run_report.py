@@ -260,6 +260,8 @@ def test_secrets_are_not_shown(tmp_path):
     assert masked({"password": 1.5, "developer_token": ["a"]}) == {"password": "***", "developer_token": "***"}
     command = masked("HF_TOKEN=hf_1 train --hub_token hf_2 '--password' hf_3 --override a.api_key=hf_4 max_tokens=5")
     assert command == "HF_TOKEN=*** train --hub_token *** '--password' *** --override a.api_key=*** max_tokens=5"
+    command = masked("judge --api-key sk-1 --password 'two words' -H 'X-Api-Key: sk-2 '")
+    assert command == "judge --api-key *** --password *** -H 'X-Api-Key: *** '"
     prompt = "The secret word is {word}. Write one token about it. Secret: {word}."
     command = f"train magrpo --config secret --task secret-word --override '{prompt}'"
     assert masked(command) == command
@@ -270,7 +272,7 @@ def test_secrets_are_not_shown(tmp_path):
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(settings) + "# token: hf_abc\n")
     configuration = read_run(tmp_path / "run").configuration
     assert "hf_abc" not in configuration
-    hidden = {"hub_token": "***", "base_url": "x?api_key=***", "extra_body": '{"password": ***'}
+    hidden = {"hub_token": "***", "base_url": "x?api_key=***", "extra_body": '{"password": ***}'}
     assert yaml.safe_load(configuration) == settings | hidden
 
 

@@ -121,6 +121,34 @@ def test_wrong_tasks_are_one_line(module, tmp_path, refused, task, parts):
     assert all(part in line for part in parts), line  # before a process is launched
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            "([{'topic': 'rain'}], None)",
+            "must be a `datasets.Dataset`, got `list`: `Dataset.from_list(rows)` makes one",
+        ),
+        ("(load_datasets(settings)[0], [])", "must be a `datasets.Dataset`, got `list`"),
+        ("load_dataset('json', data_files='broken.jsonl')", "section `dataset`: An error occurred while generating"),
+    ],
+)
+def test_data_of_a_wrong_kind_is_refused(module, refused, returned, message):
+    Path("broken.jsonl").write_text("{")
+    task = f"WRONG = Task(make_environment, lambda settings: {returned}, {{'poem': Poem}})"
+    Path(f"{module}.py").write_text(f"from datasets import load_dataset\n{Path(f'{module}.py').read_text()}\n{task}\n")
+    line = refused(cli.main, ["run", "magrpo", "--model_name", "m", "--task", f"{module}:WRONG", "--dry_run"])
+    assert message in line
+
+
+def test_a_task_may_ask_for_its_data_as_for_the_entry_of_a_dictionary(module, capsys):
+    data = "lambda settings: (settings.sections.get('dataset') and load_datasets(settings)[0], None)"
+    with Path(f"{module}.py").open("a") as file:
+        file.write(f"\nOWN = Task(make_environment, {data}, {{'poem': Poem}})\n")
+    argv = ["--model_name", "m", "--override", "dataset.name=topics.jsonl", "--dry_run"]
+    cli.main(["run", "magrpo", "--task", f"{module}:OWN", *argv])
+    assert "topics.jsonl" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("setting", ["name=topics.jsonl", "train_split=train[:1]", "eval_split=test"])
 def test_data_that_the_task_does_not_read_is_refused(module, refused, tiny_model, setting):
     argv = ["--task", f"{module}:TASK", "--override", f"dataset.{setting}", "--dry_run"]
@@ -250,6 +278,9 @@ def judged(completions, **columns):
 
 def say(item, prompt, history):
     return prompt
+
+async def waits(item, prompt, history):
+    return prompt
 """
 PLAYERS = {"prompts": {"a": "Show {topic}:", "b": "Show {topic}:"}, "reward_funcs": ["{module}.game"]}
 OWN = {**PLAYERS, "seats": {"b": {"population": "self", "agent": "a", "max_completion_length": 4}}}
@@ -311,6 +342,7 @@ WRONG_SEATS = [
     ({"b": {"population": "self"}}, "`seats.b.agent` is 'b', but this run trains a."),
     ({"a": {"population": "self"}, "b": {"team": "x"}}, "trains no role: leave one out of `seats`."),
     ({"b": {"function": "os.getcwd"}}, "names 'os.getcwd', which must be a function of item, prompt, history."),
+    ({"b": {"function": "{module}.waits"}}, "waits', which is `async`: it must be a plain function."),
     ({"b": {}}, "`seats.b`: give exactly one of function, team, population and endpoint."),
     ({"b": {"team": "x", "agnet": "a"}}, "`seats.b.agnet` is not a known setting"),
     ({"b": {"team": "."}}, "`seats.b` is '.', a folder with none of config.json"),
@@ -351,7 +383,6 @@ WRONG = [
     ({"external": {"mode": "plain"}}, "`external` is not a known setting"),
     ({"magrpo": {"frozen_agents": 3}}, "`magrpo.frozen_agents`"),
     ({"magrpo": {"num_turns": 2}}, "no `transition`"),
-    ({"magrpo": {"metric_for_best_model": "eval_final_turn_reward"}}, "is 'final_turn_reward', which is not a metric"),
 ]  # fmt: skip
 
 

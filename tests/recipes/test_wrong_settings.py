@@ -40,6 +40,7 @@ magrpo.frozen_agents=[aux,main] nothing to train
 magrpo.agent_learning_rates={Main: 1e-5} not a role
 magrpo.optim=galore_adamw galore
 magrpo.eval_strategy=steps eval_split
+magrpo.eval_on_start=true `magrpo.eval_on_start` needs an evaluation set
 magrpo.save_strategy=best eval_strategy
 magrpo.metric_for_best_model=rewrad not a metric
 magrpo.generation_kwargs={temprature: 1.0} temperature

@@ -425,7 +425,7 @@ def test_the_first_steps_are_removed_and_not_the_oldest_files(tmp_path):
 
 
 def test_the_best_checkpoint_is_named_and_kept(tmp_path):
-    rewards = iter([3.0, 2.0, 1.0])
+    rewards = iter([3.0, 2.0, None])  # the last ones are dropped
     environment = tiny_environment(reward=lambda completions, **columns: [reward[0]] * len(completions))
     reward = [0.0]
 
@@ -435,7 +435,7 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path):
             return super().evaluate(*args, **kwargs)
 
     settings = {"max_steps": 3, **SAVED, "save_total_limit": 1, **EVALUATED, "eval_dataset": tiny_items(1)}
-    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "reward"}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": "reward", "reward_none": "drop"}
     trainer = tiny_trainer(tmp_path, environment=environment, trainer=Evaluated, **settings)
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")

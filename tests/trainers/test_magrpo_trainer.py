@@ -5,13 +5,13 @@ import json
 import math
 import sys
 import traceback
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import EarlyStoppingCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 from trl import RichProgressCallback
 
 from trl_multiagent import (
@@ -338,12 +338,25 @@ def test_two_evaluation_sets_keep_two_names(tmp_path):
     assert "eval_return" in trainer.evaluate(sets["easy"])
 
 
+@dataclass
+class EvaluateTrain(TrainerCallback):
+    """Evaluates the rows that are trained on, after the first step."""
+
+    trainer: MAGRPOTrainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            self.trainer.evaluate(self.trainer.train_dataset, metric_key_prefix="train")
+
+
 def test_the_metrics_of_an_evaluation_have_the_prefix_that_it_was_given(tmp_path):
     """A test set is no evaluation of the training: the model card leaves it out."""
     environment = tiny_environment(reward=lambda completions, x, **columns: [float(len(value)) for value in x])
     settings = {"environment": environment, "train_dataset": items("1", "2"), "eval_dataset": items("12")}
-    trainer = tiny_trainer(tmp_path, max_steps=1, trace_steps=1, eval_strategy="steps", eval_steps=1, **settings)
+    trainer = tiny_trainer(tmp_path, max_steps=2, trace_steps=1, eval_strategy="steps", eval_steps=1, **settings)
+    trainer.add_callback(EvaluateTrain(trainer))
     trainer.train()
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["step"] == 2
     metrics = trainer.evaluate({"a": items("123"), "b": items("12345")}, metric_key_prefix="test")
     assert (metrics["test_a_reward"], metrics["test_b_reward"]) == (3.0, 5.0)
     assert trainer.evaluate(items("1234"), metric_key_prefix="test")["test_return"] == 4.0
@@ -354,7 +367,7 @@ def test_the_metrics_of_an_evaluation_have_the_prefix_that_it_was_given(tmp_path
     assert {*read_trace(tmp_path / "trace")["split"]} == {"train", "eval", "test_a", "test_b", "test"}
     trainer.create_model_card()
     card = (tmp_path / "README.md").read_text()
-    assert "| eval_return | 2.000 | 2.000 (step 1) | 2.000 |" in card and "test_return" not in card
+    assert "| eval_return | 2.000 | 2.000 (step 2) | 2.000 |" in card and "test_return" not in card
 
 
 def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path):

@@ -195,6 +195,7 @@ def test_a_role_that_acts_in_no_turn_is_told(tmp_path, caplog):
         ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}}}, "set `gradient_accumulation_st"),
         ({"reward_weights": [1.0, 2.0]}, "teams do not support: an argument of `FunctionEnvironment`"),
         ({"load_best_model_at_end": True, "eval_strategy": "steps"}, "need a `metric_for_best_model`"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"}, "need a `metric_for_best_model`"),
     ],
 )
 def test_settings_that_would_do_something_else_than_in_trl_are_refused(tmp_path, settings, message):

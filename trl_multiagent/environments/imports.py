@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trl_multiagent.environments.reward_functions import is_async
 from trl_multiagent.environments.task_errors import show, task_code
 
 
@@ -56,12 +57,14 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
 def import_function(setting: str, path: str, *arguments: str) -> Any:
     """
     Imports the function that a setting names, see [`import_object`]. Raises `ValueError` if it cannot be called, or
-    does not take these `arguments`, if there are any.
+    there are `arguments` and it is `async` or does not take them.
     """
     function = import_object(setting, path)
     if not callable(function):
         raise ValueError(f"`{setting}` names {path!r}, which is {show(function)}, not a function.")
     if arguments:
+        if is_async(function):
+            raise ValueError(f"`{setting}` names {path!r}, which is `async`: it must be a plain function.")
         try:
             inspect.signature(function).bind(*arguments)
         except (TypeError, ValueError):

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from trl_multiagent.environments.base import Prompt, check_prompt
 from trl_multiagent.environments.imports import import_function
-from trl_multiagent.environments.reward_functions import is_async
 from trl_multiagent.environments.task_errors import task_code
 
 
@@ -88,10 +87,7 @@ def read_prompt(setting: str, value: str, fields: Sequence[str], arguments: Sequ
         check_template(f"`{setting}`", value, fields)
         return OwnPrompt(setting, template=value)
     if FUNCTION.fullmatch(value):
-        function = import_function(setting, value, *arguments)
-        if is_async(function):
-            raise ValueError(f"`{setting}` names {value!r}, which is `async`: it must be a plain function.")
-        return OwnPrompt(setting, function=function)
+        return OwnPrompt(setting, function=import_function(setting, value, *arguments))
     try:
         template = Path(value).read_text(encoding="utf-8-sig")
     except FileNotFoundError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,10 +44,10 @@ class DatasetSource:
         return self.name not in self.generated
 
 
-class Sections(dict[str, Any]):
+class Sections(UserDict[str, Any]):
     """The sections of a task's settings by name, which remember what the task asked for."""
 
-    def __init__(self, sections: dict[str, Any]):
+    def __init__(self, sections: Mapping[str, Any]):
         super().__init__(sections)
         self.asked: set[str] = set()
 
@@ -61,14 +62,14 @@ class TaskSettings:
     The settings of a run that are passed to its task.
 
     Args:
-        sections (`dict[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an instance
-            of its dataclass with the user's values.
+        sections (`Mapping[str, Any]`): The sections in [`Task`]`.settings` and the section `dataset`, each as an
+            instance of its dataclass with the user's values.
         num_agents (`int`): Number of agents.
         run_folder (`Path`): Folder of the run. It does not have to exist yet.
         is_centralized (`bool`, *optional*, defaults to `False`): Whether one agent answers for all roles.
     """
 
-    sections: dict[str, Any]
+    sections: Mapping[str, Any]
     num_agents: int
     run_folder: Path
     is_centralized: bool = False

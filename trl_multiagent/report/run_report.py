@@ -128,7 +128,7 @@ class RunReport(RolloutCallback):
         folder, log = Path(args.output_dir), state.log_history[-1]
         with harmless(folder), (folder / LOG_FILE).open("a") as file:
             file.write(f"{json.dumps(log)}\n")
-        if "train_runtime" in log:  # the last log
+        if "total_flos" in log:  # the last log
             self.is_running = False
             for tree in self.evaluated.values():
                 self.keep(args, tree)

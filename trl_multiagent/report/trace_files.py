@@ -44,7 +44,7 @@ class Trace(RolloutCallback):
         self.rows, self.steps = [], []
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **kwargs: Any) -> None:
-        if "train_runtime" in logs:  # the last log of a training
+        if "total_flos" in logs:  # the last log of a training
             self.is_training = False
             self.on_checkpoint()
 

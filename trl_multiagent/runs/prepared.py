@@ -5,7 +5,6 @@ checks before the run.
 
 import contextlib
 import dataclasses
-import difflib
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Any, cast
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
+from datasets.exceptions import DatasetsError
 from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
@@ -31,6 +31,7 @@ from trl_multiagent.environments.task_errors import TaskError, describe
 from trl_multiagent.folders import last_checkpoint, locked
 from trl_multiagent.jobs.distributed import check_agreement, fail_together
 from trl_multiagent.jobs.fingerprint import differences
+from trl_multiagent.limits import check_dataset
 from trl_multiagent.models.pretrained import quiet_loading
 from trl_multiagent.report.run_report import check_unused
 from trl_multiagent.runs.models import make_environment, make_loader, make_peft_config
@@ -46,6 +47,7 @@ from trl_multiagent.team.load import TeamLoader
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.checkpoints import check_changes, describe_run, read_checkpoint
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
+from trl_multiagent.trainers.base.team_trainer import eval_datasets
 
 
 # Metrics of an evaluation with no turn, no role and no name of the environment in their own names
@@ -140,10 +142,10 @@ class PreparedRun(Settings):
         with config_errors(f"section `{self.algorithm}`: "):
             if isinstance(args, RolloutConfig):
                 args.set_turns(environment)
-                if "metric_for_best_model" in self.arguments:
-                    self.check_best_metric(environment)
             else:
                 environment.check_turns(args.num_turns)
+            if args.metric_for_best_model is not None:
+                self.check_best_metric(environment)
         for setting in ROLE_SETTINGS:
             section, _, name = setting.format(algorithm=self.algorithm).partition(".")
             for role in self.values[section].get(name) or ():
@@ -163,15 +165,13 @@ class PreparedRun(Settings):
 
     def check_best_metric(self, environment: Environment) -> None:
         """
-        Raises `ValueError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any
-        metric; only a name that is almost one of ours is then taken for a typing error.
+        Raises `ValueError` if `metric_for_best_model` is not a metric of an evaluation. Reward functions may log any.
         """
         metric = str(self.training_args.metric_for_best_model).removeprefix("eval_")
-        parts = ("reward/", *(f"agents/{role}/" for role in environment.roles))
+        parts = ("reward/", "episode/", *(f"agents/{role}/" for role in environment.roles))
         parts += tuple(f"turn_{k + 1}/" for k in range(self.training_args.num_turns))
         is_metric = metric in EVAL_METRICS or (metric.startswith(parts) and metric not in parts)
-        may_be_logged = isinstance(environment.unwrapped, FunctionEnvironment)
-        if not is_metric and (not may_be_logged or difflib.get_close_matches(metric, EVAL_METRICS, cutoff=0.9)):
+        if metric == "loss" or not (is_metric or isinstance(environment.unwrapped, FunctionEnvironment)):
             raise ValueError(
                 f"`metric_for_best_model` is {metric!r}, which is not a metric; choose one such as "
                 f"{', '.join(EVAL_METRICS[:3])}."
@@ -192,9 +192,11 @@ class PreparedRun(Settings):
         """
         try:
             train_dataset, eval_dataset = self.task.datasets(self.task_settings)
+            for rows in (train_dataset, *eval_datasets(eval_dataset)):
+                check_dataset("what the task returns", rows)
         except (ConnectionError, TaskError):
             raise
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, OSError, DatasetsError) as error:
             raise ConfigError(f"section `dataset`: {error}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
@@ -211,8 +213,9 @@ class PreparedRun(Settings):
                         f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which "
                         "[:100] and [100:] are parts."
                     )
-        elif self.training_args.eval_strategy != "no":
-            name = "eval_interval" if self.extras.eval_interval else "eval_strategy"
+        elif self.training_args.eval_strategy != "no" or self.training_args.eval_on_start:
+            names = ("eval_interval", "eval_strategy", "eval_on_start")
+            name = next(name for name in names if self.values[self.algorithm].get(name) not in (None, "no"))
             raise ConfigError(
                 f"`{self.algorithm}.{name}` needs an evaluation set: set `dataset.eval_split` if the task reads it, "
                 "or remove it."

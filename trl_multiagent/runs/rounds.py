@@ -445,6 +445,7 @@ def plan(run: PreferenceRun) -> dict[str, Any]:
     if run.preference_dataset is None:
         lines |= cost(run.preferences, run.environment, lambda: first_rows(prepared.load_datasets()[0], run.num_items))
     else:
+        prepared.load_datasets()  # checks them
         lines["preferences"] = run.preference_dataset
     args = run.args
     if learn_reward not in run.stages:

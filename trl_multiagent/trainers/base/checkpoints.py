@@ -9,6 +9,7 @@ the checksums of all other files.
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import shutil
 import time
@@ -509,7 +510,10 @@ class CheckpointMixin(Trainer):
             return {}
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         best = self.args.metric_for_best_model
-        if best and f"eval_{best.removeprefix('eval_')}" not in metrics:
+        name = f"eval_{(best or '').removeprefix('eval_')}"
+        if best and name not in metrics:
+            if any(name in log for log in self.state.log_history):
+                return {**metrics, name: math.nan}  # all rewards were dropped: never the best
             if self.state.global_step and self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
                 self._save_checkpoint(self.model, trial)  # no step is lost
             names = ", ".join(name.removeprefix("eval_") for name in metrics)

@@ -201,10 +201,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 "but rollout trees differ between ranks, which would deadlock. Leave it True: every device then holds "
                 "the weights of the agent that generates."
             )
-        saves_best = self.load_best_model_at_end or self.save_strategy == "best"
-        if saves_best and self.metric_for_best_model in (None, "loss", "eval_loss"):
+        needs_metric = self.save_strategy == "best" or self.metric_for_best_model is not None
+        if needs_metric and self.metric_for_best_model in (None, "loss", "eval_loss"):  # transformers' default is loss
             raise ValueError(
-                "`load_best_model_at_end` and `save_strategy: best` need a `metric_for_best_model`, such as 'reward'."
+                f"`load_best_model_at_end`, `save_strategy: best` and `lr_scheduler_type: {self.lr_scheduler_type}` "
+                "need a `metric_for_best_model`, such as 'reward'."
             )
         self._check_generation_kwargs()
         if self.use_vllm:
