@@ -9,8 +9,8 @@ Trains agents that each write some methods of a class, with one central critic.
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.class_completion.demo import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.class_completion import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

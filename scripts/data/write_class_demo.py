@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from write_bugs import DATA, write_rows
 from write_classes import make_item
 
-from trl_multiagent.tasks.class_completion.data import DEMO, LOGS, write_method
+from trl_multiagent.configs.recipes.class_completion.demo import DEMO, LOGS, write_method
 
 
 SEED = 31

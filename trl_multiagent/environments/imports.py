@@ -16,7 +16,7 @@ TASKS = {
     "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
     "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
     "block_building": "trl_multiagent.tasks.block_building:TASK",
-    "class_completion": "trl_multiagent.tasks.class_completion:TASK",
+    "class_completion": "trl_multiagent.configs.recipes.class_completion.demo:TASK",
     "writing": "trl_multiagent.tasks.writing:TASK",
     "needed": "trl_multiagent.configs.recipes.workflows.needed:TASK",
     "functions": "trl_multiagent.environments.yaml_task:TASK",

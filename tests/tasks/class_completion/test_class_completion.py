@@ -13,10 +13,16 @@ from write_classes import CONSTANTS, constant, find_tests, make_item, single_pro
 from trl_multiagent import cli
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.configs.recipes.class_completion import prompts
+from trl_multiagent.configs.recipes.class_completion.demo import (
+    WAYS,
+    demo_items,
+    demo_prompt,
+    demonstrate,
+    write_method,
+)
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
-from trl_multiagent.tasks.class_completion.data import WAYS, demo_items, demo_prompt, demonstrate, write_method
 from trl_multiagent.tasks.class_completion.environment import ClassPrompts, divide, merge, passed_by, read_class
 
 

@@ -1,22 +1,11 @@
 """
-The data of class completion, and its task: ClassEval, files of such items, and the generated classes of the demo.
-
-`scripts/data/write_classes.py` makes the items. A class of the demo keeps a log. Two of its methods put values in, two
-give its sum, product or text back, and each does so with an operation such as `x * 2`. There are two ways to keep the
-log, and the agents write different methods, so they have to agree:
-
-- `"values"`: the log has what was put in, and the other methods compute the result;
-- `"results"`: the log has the results so far, and the other methods take the last one.
-
-The demo's base model writes methods carelessly, in either way.
+The data of class completion, and its task: ClassEval, and files of such items, which `scripts/data/write_classes.py`
+makes. The demo has generated classes, see recipes/class_completion/demo.py.
 """
 
-import json
 import logging
-import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.environments.dataset_rows import (
@@ -27,9 +16,8 @@ from trl_multiagent.environments.dataset_rows import (
     load_rows,
     make_dataset,
 )
-from trl_multiagent.environments.embedded import SHORT_NAMES, generated_rows, read_data
+from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import Task, TaskSettings, setting
-from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.class_completion.environment import (
     COMPAT,
     DIVISIONS,
@@ -37,7 +25,6 @@ from trl_multiagent.tasks.class_completion.environment import (
     MODES,
     ClassCompletionEnvironment,
     ClassPrompts,
-    divide,
     first_prompt,
 )
 from trl_multiagent.tasks.code_generation.data import CodeDataset
@@ -45,7 +32,7 @@ from trl_multiagent.tasks.programs import SandboxSettings
 
 
 logger = logging.getLogger(__name__)
-CLASSEVAL, HUB_ID, DEMO = "classeval", "FudanSELab/ClassEval", "demo"
+CLASSEVAL, HUB_ID = "classeval", "FudanSELab/ClassEval"
 FIELDS: dict[str, type] = {
     **dict.fromkeys(("task_id", "class_name", "skeleton", "test"), str),
     **dict.fromkeys(("methods", "method_tests", "uses", "weights", "parameters"), list),
@@ -58,8 +45,8 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     sandbox cannot give programs a folder, see [`Sandbox.has_folders`].
 
     Args:
-        name (`str`): `"classeval"` or `"FudanSELab/ClassEval"`, which comes with the package; `"demo"`; or a local
-            file of rows that `scripts/data/write_classes.py` wrote.
+        name (`str`): `"classeval"` or `"FudanSELab/ClassEval"`, which comes with the package; or a local file of
+            rows that `scripts/data/write_classes.py` wrote.
         split (`str`, *optional*): Split in the syntax of `datasets`, such as `"test[:66]"`.
         sandbox ([`Sandbox`], *optional*): Says whether it has folders.
 
@@ -73,8 +60,6 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 
     Raises `ValueError` if a row is malformed, or no row gives an item.
     """
-    if name == DEMO:
-        return make_dataset(demo_items(split), name)
     rows = load_rows(CLASSEVAL if name == HUB_ID else name, None, split)
     for number, row in enumerate(rows, 1):
         check_fields(row, FIELDS, f"{name}, row {number}")
@@ -93,86 +78,6 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     return make_dataset(kept, name)
 
 
-# The demo
-
-
-class Log(NamedTuple):
-    """A class of the demo: the result of a log, the result after one more value, and the operations of its methods."""
-
-    of_log: str
-    after: str
-    operations: dict[str, str]
-
-
-FILE = "class_demo.jsonl.gz"  # which `scripts/data/write_class_demo.py` writes
-SIZES = {"test": 64, "train": 320}
-NUMBERS = {"": "{}", "_double": "{} * 2", "_next": "{} + 1", "_square": "{} ** 2"}
-TEXTS = {"": "{}", "_double": "{} * 2", "_dash": "{} + '-'", "_upper": "{}.upper()"}
-LOGS = {
-    "Sum": Log("sum(self.log)", "self.log[-1] + {}", NUMBERS),
-    "Product": Log("prod(self.log)", "self.log[-1] * ({})", NUMBERS),
-    "Text": Log("''.join(self.log)", "self.log[-1] + {}", TEXTS),
-}
-WAYS = ("values", "results")
-CARELESS = 0.25  # share of the demonstrated methods with a mistake
-MISTAKES = ("operation", "effect", "name", "syntax")
-
-
-def demo_items(split: str | None) -> list[dict]:
-    """
-    Returns generated classes, as rows of [`load_class_dataset`]. No class is in both splits, `"train"` (320) and
-    `"test"` (64).
-    """
-    items = [json.loads(line) for line in read_data(FILE).splitlines()]
-    splits = {"test": items[: SIZES["test"]], "train": items[SIZES["test"] :]}
-    return generated_rows(splits.__getitem__, SIZES, split)
-
-
-def write_method(kind: str, name: str, way: str = "", mistake: str = "", operation: str | None = None) -> str:
-    """
-    Writes a method of a class of some `kind`, a key of `LOGS`, in one of the `WAYS`, and with one of the `MISTAKES`
-    or none. Without a way, the method consists of its description. `operation` takes the place of that in the name.
-    """
-    of_log, after, operations = LOGS[kind]
-    operation = operation or operations[name[3:]]
-    if name.startswith("put"):
-        header, value = f"def {name}(self, x):\n", operation.format("x")
-        bodies = (f'"""Put in {value}."""', f"self.log.append({value})", f"self.log.append({after.format(value)})")
-    else:
-        described, computed, last = (operation.format(log) for log in (kind.lower(), of_log, "self.log[-1]"))
-        header, bodies = f"def {name}(self):\n", (f'"""Return {described}."""', f"return {computed}", f"return {last}")
-    body = bodies[("", *WAYS).index(way)]
-    if mistake == "effect":
-        body = body.replace("return ", "y = ").replace("self.log.append", "y = ")
-    if mistake == "syntax":
-        body = body.replace("self.", "self ")
-    return f"{header.replace(name, 'helper') if mistake == 'name' else header}    {body}\n"
-
-
-def demo_prompt(item: dict, own: Sequence[str], num_agents: int) -> str:
-    """Returns the prompt of an agent, short as in the training of the demo's model."""
-    return f"{item['skeleton']}# Write only {', '.join(own)}:\n"
-
-
-def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """
-    Draws pairs of a prompt and an answer: of either agent of a team, or of one that works alone. Each keeps the log in
-    one way.
-    """
-    items = demo_items("train")
-    pairs = []
-    for _ in range(number):
-        item, num_agents = rng.choice(items), rng.choice((1, 2, 2))
-        own, way, kind = rng.choice(divide(item, num_agents, DIVISIONS[0])), rng.choice(WAYS), item["class_name"]
-        methods = []
-        for name in own:
-            mistake = rng.choice(MISTAKES) if rng.random() < CARELESS else ""
-            other = rng.choice([*LOGS[kind].operations.values()]) if mistake == "operation" else None
-            methods.append(write_method(kind, name, way, mistake, other))
-        pairs.append((demo_prompt(item, own, num_agents), "\n".join(methods)))
-    return pairs
-
-
 # The task
 
 
@@ -180,9 +85,9 @@ def demonstrate(number: int, rng: random.Random) -> list[tuple[str, str]]:
 class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
-    generated = (*SHORT_NAMES, DEMO)
+    generated = SHORT_NAMES
     name: str | None = setting(
-        f"'{CLASSEVAL}' or '{HUB_ID}', which comes with the package; '{DEMO}'; or the path of a {LOCAL_FILE} that "
+        f"'{CLASSEVAL}' or '{HUB_ID}', which comes with the package; 'demo'; or the path of a {LOCAL_FILE} that "
         "scripts/data/write_classes.py wrote."
     )
     type: str | None = setting("The format of the rows; only 'classeval'.", choices=(CLASSEVAL, None))
@@ -214,7 +119,9 @@ class Reward:
     )
 
 
-def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
+def make_environment(
+    settings: TaskSettings, make_prompt: Callable[..., str] = first_prompt
+) -> ClassCompletionEnvironment:
     """
     Builds the environment. Raises [`UnavailableError`] if the machine does not offer the protection
     `sandbox.min_tier`.
@@ -225,7 +132,7 @@ def make_environment(settings: TaskSettings) -> ClassCompletionEnvironment:
         division=dataset.division,
         kind=settings.sections["reward"].kind,
         mode=settings.sections["external"].mode,
-        make_prompt=demo_prompt if dataset.name == DEMO else first_prompt,
+        make_prompt=make_prompt,
         prompt_files=settings.sections["prompt_files"],
         sandbox=settings.sections["sandbox"].make_checked_sandbox(),
         keep_suspicious=settings.run_folder / "suspicious_programs",
@@ -245,7 +152,6 @@ def load_datasets(settings: TaskSettings) -> Datasets:
 TASK = Task(
     make_environment,
     load_datasets,
-    models={DEMO: ImitationModel("demo-classes", demonstrate, 700).path},
     settings={
         "dataset": ClassDataset,
         "external": External,
