@@ -8,8 +8,8 @@ Trains two agents that fix bugs together, with one central critic.
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.bug_fixing.demo import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.bug_fixing import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

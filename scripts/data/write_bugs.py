@@ -23,7 +23,7 @@ from typing import Any
 import trl_multiagent
 from trl_multiagent.code.dependencies import PARSE_ERRORS
 from trl_multiagent.code.sandbox import Program, Sandbox
-from trl_multiagent.tasks.bug_fixing.data import LETTERS, SIZES
+from trl_multiagent.configs.recipes.bug_fixing.demo import LETTERS, SIZES
 from trl_multiagent.tasks.bug_fixing.environment import CHECK_TIMEOUT, calls_in, examples, run_groups
 from trl_multiagent.tasks.code_generation.data import load_code_dataset
 

@@ -14,7 +14,7 @@ from trl_multiagent.environments.task_errors import show, task_code
 # The named tasks; the first is the default. The user gives any other task as `package.module:NAME`
 TASKS = {
     "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
-    "bug_fixing": "trl_multiagent.tasks.bug_fixing:TASK",
+    "bug_fixing": "trl_multiagent.configs.recipes.bug_fixing.demo:TASK",
     "block_building": "trl_multiagent.tasks.block_building:TASK",
     "class_completion": "trl_multiagent.configs.recipes.class_completion.demo:TASK",
     "writing": "trl_multiagent.tasks.writing:TASK",

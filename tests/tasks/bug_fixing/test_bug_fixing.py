@@ -7,9 +7,10 @@ import pytest
 from write_bugs import Mutants, demo_rows, find_results, read_functions, write_rows
 
 from trl_multiagent.code.sandbox import Program
+from trl_multiagent.configs.recipes.bug_fixing import demo
+from trl_multiagent.configs.recipes.bug_fixing.demo import demo_functions, demonstrate, write_fix, write_tests
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.bug_fixing import BugFixingEnvironment, load_bug_dataset
-from trl_multiagent.tasks.bug_fixing.data import demo_functions, demonstrate, write_fix, write_tests
 from trl_multiagent.tasks.bug_fixing.environment import changed_share, read_repair, read_tests
 from trl_multiagent.tasks.code_generation import load_code_dataset
 
@@ -125,9 +126,9 @@ def test_a_repair_need_not_repeat_what_stands_around_the_function(environment):
 
 def test_the_demo(environment):
     functions = demo_functions()
-    assert len(load_bug_dataset("demo", "test")) == 64 and len(load_bug_dataset("demo")) == 512
+    assert len(demo.load_bug_dataset("demo", "test")) == 64 and len(demo.load_bug_dataset("demo")) == 512
     assert not {x["reference"] for x in functions["train"]} & {x["reference"] for x in functions["test"]}
-    items = load_bug_dataset("demo", "test[:12]").to_list()
+    items = demo.load_bug_dataset("demo", "test[:12]").to_list()
     # A team that tests all cases, and repairs the function, earns everything
     cases = [{x or "z": result for x, result in row["results"].items()} for row in functions["test"][:12]]
     tests = ["".join(f"assert f('{x}') == {result}\n" for x, result in own.items()) for own in cases]
@@ -136,7 +137,7 @@ def test_the_demo(environment):
     kept = [{"fixer": item["faulty"]} for item in items]
     assert {x.reward for x in BugFixingEnvironment(1).score(items, kept, [()] * 12)} == {0.0}
     # Demonstrations are mediocre, and answer the prompts of all roles
-    rng, items = random.Random(0), load_bug_dataset("demo", "train[:50]", num_mutants=1).to_list()
+    rng, items = random.Random(0), demo.load_bug_dataset("demo", "train[:50]", num_mutants=1).to_list()
     known = [row["results"] for row in functions["train"]]
     actions = [
         {"tester": write_tests(own, rng), "fixer": write_fix(own, item, rng)}
