@@ -9,8 +9,8 @@ Trains two agents that build a wall or a house together, each with blocks of its
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.block_building.demo import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.block_building import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,8 +8,8 @@ Trains one agent to write both texts, with AC: IAC with a team of one.
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.writing.demo import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.writing import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -8,8 +8,8 @@ Trains two agents to write, with MAAC: one critic for both.
 
 from collections.abc import Sequence
 
+from trl_multiagent.configs.recipes.writing.demo import TASK
 from trl_multiagent.runs.run import run_recipe
-from trl_multiagent.tasks.writing import TASK
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -43,7 +43,7 @@ def test_every_recipe_has_a_plan(config, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "Dry run" in out and "env steps" in out and PLANS[family]["demo" not in config.stem] in out
     if config in CONFIGS:  # a peer's file does not name its family
-        assert choose_task(None, read_yaml(str(config))).make_environment.__module__.split(".")[2] == family
+        assert family in choose_task(None, read_yaml(str(config))).make_environment.__module__.split(".")
     if family == "writing":
         roles = [["writer"], ["background", "method"], ["summary", "detail"]]
         expected = roles[0 if config.stem.startswith(("grpo", "ac_")) else 1 if "arxiv" in config.stem else 2]

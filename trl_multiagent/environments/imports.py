@@ -15,9 +15,9 @@ from trl_multiagent.environments.task_errors import show, task_code
 TASKS = {
     "code_generation": "trl_multiagent.configs.recipes.demo.task:TASK",
     "bug_fixing": "trl_multiagent.configs.recipes.bug_fixing.demo:TASK",
-    "block_building": "trl_multiagent.tasks.block_building:TASK",
+    "block_building": "trl_multiagent.configs.recipes.block_building.demo:TASK",
     "class_completion": "trl_multiagent.configs.recipes.class_completion.demo:TASK",
-    "writing": "trl_multiagent.tasks.writing:TASK",
+    "writing": "trl_multiagent.configs.recipes.writing.demo:TASK",
     "needed": "trl_multiagent.configs.recipes.workflows.needed:TASK",
     "functions": "trl_multiagent.environments.yaml_task:TASK",
     "textarena": "trl_multiagent.tasks.textarena:TASK",

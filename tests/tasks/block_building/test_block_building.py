@@ -11,17 +11,11 @@ from matplotlib.image import imread
 from scripts import RECIPES
 
 from trl_multiagent import cli
+from trl_multiagent.configs.recipes.block_building import demo
+from trl_multiagent.configs.recipes.block_building.demo import PALETTES, DemoDataset, demo_items, demonstrate
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.block_building import BlockBuildingEnvironment, load_block_dataset
-from trl_multiagent.tasks.block_building.data import (
-    DEMO_PALETTES,
-    BlockDataset,
-    demo_items,
-    demonstrate,
-    make_demonstrations,
-    text_item,
-    wall_item,
-)
+from trl_multiagent.tasks.block_building.data import BlockDataset, text_item, wall_item
 from trl_multiagent.tasks.block_building.environment import (
     MODES,
     build,
@@ -227,7 +221,7 @@ def test_names_and_limits_of_an_environment():
 
 def test_contradictions_and_other_spellings_in_settings():
     with pytest.raises(ValueError, match="which is 'str_build'"):
-        BlockDataset(name="demo", type="house_build")
+        DemoDataset(name="demo", type="house_build")
     assert BlockDataset(name="mine.jsonl", type="house_build").kind == "house_build"
     environment = BlockBuildingEnvironment(palettes={"a": ["minecraft:Stone"], "b": ["glass"]})
     assert environment.palettes["a"] == ("stone",)
@@ -248,25 +242,25 @@ def test_files_are_read_and_checked(tmp_path):
         with pytest.raises(ValueError, match="row 1: `layers` must be lists"):
             load({**HOUSE, "layers": layers}, "house_build")
     with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):
-        load_block_dataset("demo", "validation")
+        DemoDataset(name="demo").load("validation")
 
 
 def test_the_demo_divides_its_walls_like_a_chessboard(monkeypatch):
-    train, test = (load_block_dataset("demo", split).to_list() for split in ("train", "test"))
+    train, test = (DemoDataset(name="demo").load(split).to_list() for split in ("train", "test"))
     assert len(train) > 3 * len(test) and not [item for item in test if item["layers"] in [x["layers"] for x in train]]
     for name in ("SKIPS", "STRAYS", "MONOTONOUS"):
-        monkeypatch.setattr(f"trl_multiagent.tasks.block_building.data.{name}", 0.0)
-    environment = BlockBuildingEnvironment(palettes=DEMO_PALETTES)
+        monkeypatch.setattr(demo, name, 0.0)
+    environment = BlockBuildingEnvironment(palettes=PALETTES)
     covered = set()
     for seed, item in itertools.product(range(8), demo_items("train")[:3]):
         rng = random.Random(seed)
-        action = {role: demonstrate(item, DEMO_PALETTES[role], False, rng) for role in environment.roles}
+        action = {role: demonstrate(item, PALETTES[role], False, rng) for role in environment.roles}
         assert max(len(answer.splitlines()) for answer in action.values()) <= 3
         metrics = environment.score([item], [action], [()])[0].metrics
         assert metrics["extra"] == metrics["refused"] == 0
         covered.add(metrics["covered"] == 1.0)
     assert covered == {True, False}  # they agree by chance
-    prompts, answers = zip(*make_demonstrations(60, random.Random(0)), strict=True)
+    prompts, answers = zip(*demo.make_demonstrations(60, random.Random(0)), strict=True)
     assert {"builder_1." in x for x in prompts} == {True, False} and max(x.count("\n") for x in answers) > 3
 
 

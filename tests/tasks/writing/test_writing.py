@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trl_multiagent.configs.recipes.writing.demo import POSTS, DemoDataset, make_demonstrations, make_posts
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.tasks.writing import WritingEnvironment, load_writing_dataset
-from trl_multiagent.tasks.writing.data import POSTS, make_demonstrations, make_posts
 from trl_multiagent.tasks.writing.environment import (
     CONSTANT,
     LARGEST,
@@ -173,7 +173,7 @@ def test_white_space_makes_a_text_longer_only_under_compat():
 
 def test_a_good_pair_of_another_item_earns_little():
     assert all(pair_metrics(*GOOD["tldr"], other, "tldr", "grounded")["total_reward"] < TINY for other in OTHERS)
-    items = load_writing_dataset("demo", "test").to_list()
+    items = DemoDataset(name="demo").load("test").to_list()
     answers = [POSTS["answers"][way] for way in ("short", "three")]
     of_items = [[answer.format(**row["facts"]) for answer in answers] for row in make_posts("test")]
 
@@ -211,13 +211,13 @@ def test_data_of_the_hub_and_of_files(tmp_path):
     with pytest.raises(ValueError, match="row 1: field `prompt` is missing"):
         load_writing_dataset(str(arxiv), type="tldr")
     with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):
-        load_writing_dataset("demo", "validation")
+        DemoDataset(name="demo").load("validation")
 
 
 def test_generated_posts_are_reproducible_and_have_rare_facts():
-    train, test = (load_writing_dataset("demo", split).to_list() for split in ("train", "test"))
+    train, test = (DemoDataset(name="demo").load(split).to_list() for split in ("train", "test"))
     assert (len(train), len(test)) == (720, 96) and not {x["source"] for x in train} & {x["source"] for x in test}
-    assert load_writing_dataset("demo", "[:3]")["source"] == [item["source"] for item in train[:3]]
+    assert DemoDataset(name="demo").load("[:3]")["source"] == [item["source"] for item in train[:3]]
     facts = make_posts("train")[0]["facts"]
     assert set(train[0]["key_words"]) == {value.lower()[:6] for value in facts.values()}
     assert make_demonstrations(5, random.Random(1)) == make_demonstrations(5, random.Random(1))

@@ -1,18 +1,16 @@
 """
-The data of block building, and its task: strings in block letters, small houses, and the small walls of the demo.
-
-The demo's base model has seen careless demonstrations of builders who do not agree on how to share a wall.
+The data of block building, and its task: strings in block letters, and small houses. The demo has small walls, see
+recipes/block_building/demo.py.
 """
 
 import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, make_dataset, read_file, select_rows
-from trl_multiagent.environments.embedded import generated_rows, read_data
+from trl_multiagent.environments.embedded import read_data
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, load_datasets, setting
-from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.block_building.environment import (
     ANY,
     HOUSES,
@@ -24,10 +22,8 @@ from trl_multiagent.tasks.block_building.environment import (
 )
 
 
-DEMO = "demo"
 BLOCKS = json.loads(read_data("blocks.json"))
 FONT = {letter: tuple(rows.split()) for letter, rows in BLOCKS["letters"].items()}  # five rows of five places each
-DEMO_SIZE, DEMO_SIZES = 3, {"train": 108, "test": 32}
 
 
 def wall_item(name: str, rows: list[str], z: int = 0) -> dict:
@@ -41,15 +37,6 @@ def text_item(text: str, spacing: int = 2, z: int = 0) -> dict:
     return wall_item(text.upper(), [("." * spacing).join(rows) for rows in zip(*letters, strict=True)], z)
 
 
-def demo_items(split: str) -> list[dict]:
-    """
-    Returns the small walls of the demo: five or six blocks on a square of 3 x 3, at most three on each colour of a
-    chessboard.
-    """
-    items = [wall_item(f"wall_{number}", rows.split("/")) for number, rows in enumerate(BLOCKS[DEMO].split())]
-    return items[DEMO_SIZES["test"] :] if split == "train" else items[: DEMO_SIZES["test"]]
-
-
 def load_block_dataset(
     name: str = WALLS, split: str | None = None, kind: str = WALLS, spacing: int = 2, z: int = 0
 ) -> Dataset:
@@ -58,8 +45,7 @@ def load_block_dataset(
 
     Args:
         name (`str`, *optional*, defaults to `"str_build"`): `"str_build"`, ten strings; `"house_build"`, ten houses;
-            `"demo"`, small walls, with the splits `train` and `test`; or a file of rows with a `text` of letters or,
-            for houses, the columns below.
+            or a file of rows with a `text` of letters or, for houses, the columns below.
         split (`str`, *optional*): Rows, such as `"[:8]"`.
         kind (`str`, *optional*, defaults to `"str_build"`): What a file holds, `"str_build"` or `"house_build"`.
         spacing (`int`, *optional*, defaults to `2`): Columns between letters.
@@ -72,8 +58,6 @@ def load_block_dataset(
 
     Raises `ValueError` if a row or the split is malformed.
     """
-    if name == DEMO:
-        return make_dataset(generated_rows(demo_items, DEMO_SIZES, split), name)
     if name == WALLS:
         rows = [text_item(text, spacing, z) for text in BLOCKS[WALLS].split()]
     elif name == HOUSES:
@@ -104,43 +88,6 @@ def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
     return item
 
 
-# The demo
-
-
-DEMO_PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
-# Probability of each fault, for a place of the wall or for a whole answer
-SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
-
-
-def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
-    """
-    Draws an agent's answer. It builds the places of one colour of a chessboard, drawn at random; an agent that is
-    alone builds all. Some places are left out or wrong, and some agents use one block all the time.
-    """
-    colour = rng.randrange(2)
-    only = rng.choice(palette) if rng.random() < MONOTONOUS else None
-    lines = []
-    for x, y, z in sorted(read_target(item).blocks, key=lambda place: (-place[1], place[0])):
-        if (not is_alone and (x + y) % 2 != colour) or rng.random() < SKIPS:
-            continue
-        if rng.random() < STRAYS:
-            x = rng.randrange(DEMO_SIZE)
-        lines.append(f"/setblock {x} {y} {z} {only or rng.choice(palette)}\n")
-    return "".join(lines)
-
-
-def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Draws pairs of a prompt and an agent's answer: of two builders, and of one who is alone."""
-    team, alone = (BlockBuildingEnvironment(palettes=DEMO_PALETTES, num_agents=n, explain=False) for n in (2, 1))
-    items, pairs = demo_items("train"), []
-    for _ in range(number):
-        item, environment = rng.choice(items), rng.choice((team, team, alone))
-        role = rng.choice(environment.roles)
-        answer = demonstrate(item, environment.palettes[role], environment is alone, rng)
-        pairs.append((str(environment.prompts(item, ())[role]), answer))
-    return pairs
-
-
 # The task
 
 
@@ -148,14 +95,15 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 class BlockDataset(DatasetSource):
     """The section `dataset`."""
 
-    generated = (WALLS, HOUSES, DEMO)
-    name: str | None = setting(f"'{WALLS}', '{HOUSES}' or '{DEMO}', or the path of a {LOCAL_FILE}.", WALLS)
+    generated: ClassVar[tuple[str, ...]] = (WALLS, HOUSES)
+    kinds: ClassVar = {WALLS: WALLS, HOUSES: HOUSES}  # of the data that comes with the package
+    name: str | None = setting(f"'{WALLS}', '{HOUSES}' or 'demo', or the path of a {LOCAL_FILE}.", WALLS)
     type: str | None = setting("What a file holds: walls or houses.", choices=(WALLS, HOUSES))
     spacing: int = setting("Columns between the letters of a wall.", 2, ge=0, le=20)
     local_z: int = setting("The z of a wall.", 0, ge=-9999, le=9999)
 
     def __post_init__(self) -> None:
-        kind = {WALLS: WALLS, HOUSES: HOUSES, DEMO: WALLS}.get(self.name or WALLS)
+        kind = self.kinds.get(self.name or WALLS)
         if self.type is not None and kind not in (None, self.type):
             raise ValueError(f"`dataset.type` is {self.type!r}, but `dataset.name` {self.name!r}, which is {kind!r}.")
 
@@ -191,14 +139,15 @@ class BlockSettings:
     count_air: bool = setting("Whether empty places that are right count in the reward of a house.", True)
 
 
-def make_environment(settings: TaskSettings) -> BlockBuildingEnvironment:
-    """Builds the environment. Raises `ValueError` if the palettes do not fit the number of agents."""
+def make_environment(settings: TaskSettings, **changes: Any) -> BlockBuildingEnvironment:
+    """
+    Builds the environment, with `changes` of its arguments. Raises `ValueError` if the palettes do not fit the number
+    of agents.
+    """
     dataset: BlockDataset = settings.sections["dataset"]
     own: BlockSettings = settings.sections["block_building"]
     feedback: Feedback = settings.sections["external"]
-    more = {"mode": feedback.mode, "limit": feedback.lim, "explain": dataset.name != DEMO, **vars(own)}
-    if dataset.name == DEMO:
-        more["palettes"] = own.palettes or DEMO_PALETTES
+    more = {"mode": feedback.mode, "limit": feedback.lim, **vars(own), **changes}
     return BlockBuildingEnvironment(dataset.kind, num_agents=settings.num_agents, **more)
 
 
@@ -206,5 +155,4 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={"dataset": BlockDataset, "external": Feedback, "block_building": BlockSettings},
-    models={DEMO: ImitationModel("blocks-demo", make_demonstrations, 500).path},
 )

@@ -1,42 +1,25 @@
 """
-The data of writing, and its task: posts and abstracts, and the generated posts of the demo.
-
-A post of the demo is about a thing that somebody bought and that broke. The demo's base model has seen careless
-answers, of which most do not fit the post, or not the partner's text.
+The data of writing, and its task: posts and abstracts. The demo has generated posts, see recipes/writing/demo.py.
 """
 
-import json
-import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trl_multiagent.environments.base import ID_COLUMNS
 from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, check_fields, make_dataset
-from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, load_datasets, setting
 from trl_multiagent.environments.yaml_task import Rows
-from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.writing.environment import (
-    DETAIL,
-    REWARDS,
-    ROLES,
-    SPLIT,
-    SUMMARY,
-    WRITER,
-    WritingEnvironment,
-    first_prompts,
-    key_words,
-)
+from trl_multiagent.tasks.writing.environment import REWARDS, WritingEnvironment, key_words
 
 
 COLUMNS = {"tldr": "prompt", "arxiv": "abstract_text"}  # the column with the source, for each kind of data
 KINDS = tuple(COLUMNS)
-DEMO = "demo"  # generated posts
 
 
 def infer_kind(name: str) -> str:
     """Returns the kind of data that the name of a dataset says. Raises `ValueError` if it says none."""
     for kind in KINDS:
-        if kind in ("tldr" if name == DEMO else name.lower()):
+        if kind in name.lower():
             return kind
     raise ValueError(f"`dataset.name` is {name!r}, which does not say the kind of its texts: set `dataset.type`.")
 
@@ -48,7 +31,7 @@ def load_writing_dataset(
     Loads sources to write about.
 
     Args:
-        name (`str`): `"demo"` for generated posts, a Hub id such as `"trl-lib/tldr"`, or the path of a local file.
+        name (`str`): A Hub id such as `"trl-lib/tldr"`, or the path of a local file.
         split (`str`, *optional*): Split in the syntax of `datasets`, by default `train`.
         type (`str`, *optional*): `"tldr"` for posts in the column `prompt`, `"arxiv"` for abstracts in the column
             `abstract_text`; by default inferred from `name`.
@@ -59,8 +42,11 @@ def load_writing_dataset(
 
     Raises `ValueError` if the dataset is malformed, and `ConnectionError` if the Hub cannot be reached.
     """
-    kind = type or infer_kind(name)
-    rows = generated_rows(make_posts, SIZES, split) if name == DEMO else Rows(name=name, config=config).load(split)
+    return make_items(Rows(name=name, config=config).load(split), type or infer_kind(name), name)
+
+
+def make_items(rows: Iterable[dict], kind: str, name: str) -> Dataset:
+    """Makes the items of rows of a kind, from the data with this name."""
     items = [make_item(row, number, kind, name) for number, row in enumerate(rows, 1)]
     keys = key_words(item["source"] for item in items)
     return make_dataset([{**item, "key_words": k} for item, k in zip(items, keys, strict=True)], name)
@@ -79,60 +65,6 @@ def make_item(row: dict, number: int, kind: str, name: str) -> dict[str, str]:
     }
 
 
-# The demo
-
-
-POSTS = json.loads(read_data("writing_posts.json"))
-SIZES = {"train": 720, "test": 96}
-# How often an answer is written in each way. The ways "short" and "three" go together best
-WAYS = {
-    SUMMARY: {"short": 4, "long": 3, "vague summary": 3, "copy": 1, "list": 2},
-    DETAIL: {"three": 4, "one": 3, "vague detail": 3, "copy": 1, "wrong": 2},
-}
-
-
-def make_posts(split: str) -> list[dict]:
-    """
-    Generates posts of the split `"train"` (720 posts) or `"test"` (96), with the column `prompt` as in `trl-lib/tldr`.
-    Values of a fact are equally frequent.
-    """
-    rng, rows, decks = random.Random(split), [], {}
-    for fact, text in POSTS["facts"].items():
-        values = text.split()
-        decks[fact] = [value for _ in range(0, SIZES[split], len(values)) for value in rng.sample(values, len(values))]
-    for number in range(SIZES[split]):
-        facts = {fact: deck[number] for fact, deck in decks.items()}
-        post = " ".join(rng.choice(wordings).format(**facts) for wordings in POSTS["sentences"])
-        rows.append({"id": f"{split}/{number}", "prompt": f"{post}\n\nTL;DR:", "facts": facts})
-    return rows
-
-
-def demonstrate(row: dict, role: str, rng: random.Random) -> str:
-    """
-    Draws an agent's answer to a row of [`make_posts`]. Most of them do not fit the post, or not the partner's text.
-    """
-    if role == WRITER:
-        return f"\n{SPLIT}\n".join(demonstrate(row, of_text, rng) for of_text in ROLES["tldr"])
-    (way,) = rng.choices([*WAYS[role]], [*WAYS[role].values()])
-    if way == "copy":
-        sentences = row["prompt"].partition("\n")[0].split(". ")
-        return ". ".join(sentences[:2]) + "." if role == SUMMARY else ". ".join(sentences)
-    facts = row["facts"]
-    if way == "wrong":
-        way, facts = "three", {fact: rng.choice(text.split()) for fact, text in POSTS["facts"].items()}
-    return POSTS["answers"][way].format(**facts)
-
-
-def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Draws pairs of a prompt and an answer, of both agents of the team and of the single agent."""
-    rows, pairs = make_posts("train"), []
-    for _ in range(number):
-        row, role = rng.choice(rows), rng.choice((SUMMARY, DETAIL, WRITER))
-        prompts = first_prompts(row["prompt"].partition("\n")[0], "tldr", (role,), brief=True)
-        pairs.append((prompts[role], demonstrate(row, role, rng)))
-    return pairs
-
-
 # The task
 
 
@@ -140,8 +72,7 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
 class WritingDataset(Rows):
     """The section `dataset`."""
 
-    generated = (DEMO,)
-    name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or '{DEMO}' for generated posts.")
+    name: str | None = setting(f"Hub id; path of a {LOCAL_FILE}; or 'demo' for generated posts.")
     type: str | None = setting("'tldr' or 'arxiv'; by default inferred from the name.", choices=KINDS)
 
     def __post_init__(self) -> None:
@@ -165,14 +96,10 @@ class Reward:
     )
 
 
-def make_environment(settings: TaskSettings) -> WritingEnvironment:
+def make_environment(settings: TaskSettings, brief: bool = False) -> WritingEnvironment:
+    """Builds the environment, with `brief` prompts or not."""
     dataset, reward = settings.sections["dataset"], settings.sections["reward"]
-    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, brief=dataset.name == DEMO)
+    return WritingEnvironment(dataset.type, settings.num_agents, reward.kind, brief)
 
 
-TASK = Task(
-    make_environment,
-    load_datasets,
-    settings={"dataset": WritingDataset, "reward": Reward},
-    models={DEMO: ImitationModel("demo-writing", make_demonstrations, 800).path},
-)
+TASK = Task(make_environment, load_datasets, settings={"dataset": WritingDataset, "reward": Reward})
