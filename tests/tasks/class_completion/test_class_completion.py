@@ -235,6 +235,8 @@ def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item
     cut_off = whole + whole[: whole.index("self.items.pop()")]  # within a second copy of the class
     assert read_class(cut_off + "self", "Stack").methods.keys() == {"push", "pop"}
     assert "self.items.pop()" in merged(item, cut_off + "self", HALF)
+    broken = "def size(self, n, n):\n    break\n"  # Python's parser takes it
+    assert read_class(PUSH + broken + POP, "Stack").methods.keys() == {"push", "pop"}
     cached = "from functools import cache\n@cache\ndef double(n):\n    return 2 * n\n"
     assert "\ndef double(n):" in merged(item, PUSH + POP + cached, HALF)
 
@@ -266,7 +268,7 @@ def test_answers_that_are_no_code_or_too_deep(item):
     ("", "", 0.0, 4 * 1 / 7),
     (constant(ROW | {"methods": ["push", "pop"]}, "True"), constant(ROW | {"methods": ["half"]}, "True"), 0,
      2 + 8 / 7),
-    (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 0.0, 0.0),
+    (PUSH + POP, "def half(n):\n    nonlocal n\n    return n // 2", 2 / 3, 2 * 2 / 3 + 4 * 6 / 7),  # left out
 ])  # fmt: skip
 def test_rewards(item, sandbox, first, second, earned, compat):
     action = {"agent_0": first, "agent_1": second}

@@ -131,7 +131,8 @@ function treeOf(rows, columns) {
   });
   for (const cells of rows) {
     const row = Object.fromEntries(columns.map((name, k) => [name, cells[k]]));
-    const of = kind => Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]]));
+    // A role may have the name of what every object inherits, such as "constructor"
+    const of = kind => Object.assign(Object.create(null), Object.fromEntries((kinds.get(kind) || []).map(([name, k]) => [name, cells[k]])));
     const prefix = row.episode === null || row.episode === undefined ? "" : `e${row.episode}`, key = prefix + row.node;
     Object.assign(tree, {id: [row.split, row.step, row.process, row.tree].join("-"), step: row.step, split: row.split, item: String(row.item), name: String(row.name ?? row.item)});
     if (!tree.byKey.has(key)) tree.byKey.set(key, {tree, key, prefix, path: row.node, parent: row.parent, turn: row.turn, prompts: of("prompt"), actions: []});

@@ -17,6 +17,7 @@ All share one reward, of two kinds:
 import ast
 import contextlib
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -322,11 +323,11 @@ def read_class(completion: str, class_name: str) -> Answer:
 
 def can_be_written(node: ast.AST) -> bool:
     """
-    Returns whether a syntax tree is text that Python reads again. One with too many levels is not, or with a
-    hexadecimal number of more than 4,300 decimal digits.
+    Returns whether a syntax tree is text that Python compiles. One with too many levels is not, or with a hexadecimal
+    number of more than 4,300 decimal digits, or a `break` outside of a loop.
     """
-    with contextlib.suppress(*PARSE_ERRORS):
-        ast.unparse(node)
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(*PARSE_ERRORS):
+        compile(ast.unparse(node), "", "exec")
         return depth(node) <= MAX_DEPTH
     return False
 
