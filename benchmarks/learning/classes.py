@@ -52,7 +52,7 @@ ROWS: Rows = {
     "alone_trained": ("grpo_classeval_coder", TASK, True),
 }
 COMPARED = [("whole_alone", "whole_team"), ("alone", "team"), ("team", "team_trained"), ("alone", "alone_trained")]
-COMPARED += [("whole_team", "team"), ("alone_trained", "team_trained")]
+COMPARED += [("whole_team", "team"), ("alone", "team_trained"), ("alone_trained", "team_trained")]
 LIMITS = (64, 96, 128, 192, 256, 384, 512)  # tokens of an answer
 METRICS = {
     "earned_reward": "tests of single methods",
