@@ -164,10 +164,10 @@ def main() -> None:
         found = {row: episodes_of(folder / row) for row in ROWS}
         for line in [*table(found, folder), "", *chains(found), "", *courses(folder), "", *differences(found)]:
             print(line)
-        for kind in ("small_", "", "mbpp_"):
+        for kind in ("small_", "", "he_", "mbpp_"):
             pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
             for before, after in pairs[: options.answers]:
-                task = before["turns"][0]["prompts"]["main"][-1]["content"].partition("\n")[0]
+                task = " ".join(before["turns"][0]["prompts"]["main"][-1]["content"].split()).partition(". ")[0] + "."
                 lines = ["", f"### {before['name']}", "", task, *answer("Before", before), *answer("After", after)]
                 print("\n".join(lines))
         numbers = {row: {name: values(found[row], name).tolist() for name in METRICS} for row in ROWS}
