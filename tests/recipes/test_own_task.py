@@ -11,11 +11,11 @@ import yaml
 from transformers.utils import logging as transformers_logging
 
 from trl_multiagent import AgentTeam, IACTrainer, cli
+from trl_multiagent.configs.recipes.writing import demo as writing
 from trl_multiagent.console import tell
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
-from trl_multiagent.tasks import writing
 
 from endpoint_server import EndpointServer, Reply
 from prepared import parse_recipe

@@ -1,5 +1,5 @@
-from trl_multiagent.tasks.writing.data import TASK, load_writing_dataset
+from trl_multiagent.tasks.writing.data import load_writing_dataset
 from trl_multiagent.tasks.writing.environment import WritingEnvironment
 
 
-__all__ = ["TASK", "WritingEnvironment", "load_writing_dataset"]
+__all__ = ["WritingEnvironment", "load_writing_dataset"]
