@@ -12,15 +12,27 @@ from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
 from trl_multiagent.environments.embedded import generated_rows
 from trl_multiagent.environments.task import Task, TaskSettings, load_datasets
 from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.block_building import data, environment
+from trl_multiagent.tasks.block_building import data
 from trl_multiagent.tasks.block_building.environment import WALLS, BlockBuildingEnvironment, read_target
 
 
 DEMO = "demo"  # the name of the walls and of their base model
+FAMILY = sorted(Path(data.__file__).parent.glob("*.py"))  # whose code determines the base model, too
 SIZE, SIZES = 3, {"train": 108, "test": 32}
 PALETTES = {"builder_1": ("planks", "stone"), "builder_2": ("glass", "obsidian")}
 # Probability of each fault, for a place of the wall or for a whole answer
 SKIPS, STRAYS, MONOTONOUS = 0.05, 0.04, 0.3
+
+
+def demo_items(split: str) -> list[dict]:
+    """
+    Returns the small walls of the demo: five or six blocks on a square of 3 x 3, at most three on each colour of a
+    chessboard.
+    """
+    items = [
+        data.wall_item(f"wall_{number}", rows.split("/")) for number, rows in enumerate(data.BLOCKS[DEMO].split())
+    ]
+    return items[SIZES["test"] :] if split == "train" else items[: SIZES["test"]]
 
 
 def demonstrate(item: dict, palette: tuple[str, ...], is_alone: bool, rng: random.Random) -> str:
@@ -52,17 +64,6 @@ def make_demonstrations(number: int, rng: random.Random) -> list[tuple[str, str]
     return pairs
 
 
-def demo_items(split: str) -> list[dict]:
-    """
-    Returns the small walls of the demo: five or six blocks on a square of 3 x 3, at most three on each colour of a
-    chessboard.
-    """
-    items = [
-        data.wall_item(f"wall_{number}", rows.split("/")) for number, rows in enumerate(data.BLOCKS[DEMO].split())
-    ]
-    return items[SIZES["test"] :] if split == "train" else items[: SIZES["test"]]
-
-
 # The task
 
 
@@ -90,5 +91,5 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={**data.TASK.settings, "dataset": DemoDataset},
-    models={DEMO: ImitationModel("blocks-demo", make_demonstrations, 500, [Path(environment.__file__)]).path},
+    models={DEMO: ImitationModel("blocks-demo", make_demonstrations, 500, FAMILY).path},
 )

@@ -16,11 +16,12 @@ from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dat
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.bug_fixing import data, environment
+from trl_multiagent.tasks.bug_fixing import data
 from trl_multiagent.tasks.bug_fixing.environment import fixer_prompt, tester_prompt
 
 
 DEMO = "demo"  # the name of the functions and of their base model
+FAMILY = sorted(Path(data.__file__).parent.glob("*.py"))  # whose code determines the base model, too
 SIZES = {"test": 64, "train": 512}
 LETTERS = "abcdefgh"
 # Probability of each mistake of a fixer's demonstration
@@ -107,5 +108,5 @@ TASK = Task(
     data.make_environment,
     load_datasets,
     settings={**data.TASK.settings, "dataset": DemoDataset},
-    models={DEMO: ImitationModel("bug-fixing-demo", demonstrate, 600, [Path(environment.__file__)]).path},
+    models={DEMO: ImitationModel("bug-fixing-demo", demonstrate, 600, FAMILY).path},
 )

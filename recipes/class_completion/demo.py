@@ -22,7 +22,7 @@ from trl_multiagent.environments.dataset_rows import Datasets, make_dataset
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.class_completion import data, environment
+from trl_multiagent.tasks.class_completion import data
 from trl_multiagent.tasks.class_completion.environment import (
     DIVISIONS,
     ClassCompletionEnvironment,
@@ -32,6 +32,7 @@ from trl_multiagent.tasks.class_completion.environment import (
 
 
 DEMO = "demo"  # the name of the classes and of their base model
+FAMILY = sorted(Path(data.__file__).parent.glob("*.py"))  # whose code determines the base model, too
 
 
 class Log(NamedTuple):
@@ -136,5 +137,5 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={**data.TASK.settings, "dataset": DemoDataset},
-    models={DEMO: ImitationModel("demo-classes", demonstrate, 700, [Path(environment.__file__)]).path},
+    models={DEMO: ImitationModel("demo-classes", demonstrate, 700, FAMILY).path},
 )

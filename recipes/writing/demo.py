@@ -14,7 +14,7 @@ from trl_multiagent.environments.dataset_rows import Dataset
 from trl_multiagent.environments.embedded import generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, load_datasets
 from trl_multiagent.models.imitation import ImitationModel
-from trl_multiagent.tasks.writing import data, environment
+from trl_multiagent.tasks.writing import data
 from trl_multiagent.tasks.writing.environment import (
     DETAIL,
     ROLES,
@@ -27,6 +27,7 @@ from trl_multiagent.tasks.writing.environment import (
 
 
 DEMO, KIND = "demo", "tldr"  # the name of the posts and of their base model; and their kind
+FAMILY = sorted(Path(data.__file__).parent.glob("*.py"))  # whose code determines the base model, too
 POSTS = json.loads(read_data("writing_posts.json"))
 SIZES = {"train": 720, "test": 96}
 # How often an answer is written in each way. The ways "short" and "three" go together best
@@ -107,5 +108,5 @@ TASK = Task(
     make_environment,
     load_datasets,
     settings={**data.TASK.settings, "dataset": DemoDataset},
-    models={DEMO: ImitationModel("demo-writing", make_demonstrations, 800, [Path(environment.__file__)]).path},
+    models={DEMO: ImitationModel("demo-writing", make_demonstrations, 800, FAMILY).path},
 )

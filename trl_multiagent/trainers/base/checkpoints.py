@@ -510,15 +510,15 @@ class CheckpointMixin(Trainer):
             return {}
         metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         best = self.args.metric_for_best_model
-        name = f"eval_{(best or '').removeprefix('eval_')}"
-        if best and name not in metrics:
-            if any(name in log for log in self.state.log_history):
-                return {**metrics, name: math.nan}  # all rewards were dropped: never the best
-            if self.state.global_step and self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
-                self._save_checkpoint(self.model, trial)  # no step is lost
-            names = ", ".join(name.removeprefix("eval_") for name in metrics)
-            raise UnavailableError(f"`metric_for_best_model` is {best!r}, but an evaluation has {names}.")
-        return metrics
+        metric = f"eval_{(best or '').removeprefix('eval_')}"
+        if not best or metric in metrics:
+            return metrics
+        if any(metric in log for log in self.state.log_history):
+            return {**metrics, metric: math.nan}  # all rewards were dropped: never the best
+        if self.state.global_step and self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
+            self._save_checkpoint(self.model, trial)  # no step is lost
+        names = ", ".join(name.removeprefix("eval_") for name in metrics)
+        raise UnavailableError(f"`metric_for_best_model` is {best!r}, but an evaluation has {names}.")
 
     def _finalize_training(self, trial: Any, num_train_samples: int, start_time: float) -> TrainOutput:
         best = self.state.best_model_checkpoint
