@@ -132,7 +132,7 @@ COMPARED = (
     *(("he_untrained", f"he_trained{seed}") for seed in ("", "_2", "_3")),
     ("he_alone", "he_alone_trained"),
     ("he_alone", "he_untrained"),
-    ("he_alone_trained", "he_trained"),
+    *(("he_alone_trained", f"he_trained{seed}") for seed in ("", "_2", "_3")),
     ("mbpp_published", "mbpp_untrained"),
     ("mbpp_alone", "mbpp_untrained"),
     *(("mbpp_untrained", f"mbpp_{kind}") for kind in ("trained", "fast")),

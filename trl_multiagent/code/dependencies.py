@@ -5,10 +5,13 @@ The code is not run. Completions can be long and hostile, so each node and each 
 """
 
 import ast
+import contextlib
 import symtable
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 
 # What parsing raises. Null bytes, lone surrogates and very deep nesting raise other errors than SyntaxError
@@ -17,6 +20,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+MAX_DEPTH = 100  # levels of a function's syntax tree. `ast.unparse` and the compiler recurse into it
 SCRIPT_NAMES = {"print", "input", "help", "exit", "quit", "__name__"}
 SETTING = "setrecursionlimit"  # affects every function, although no function reads the name
 
@@ -44,6 +48,37 @@ def first_line(node: ast.stmt) -> int:
 def depth(node: ast.AST) -> int:
     """Returns the number of levels of a syntax tree. Raises `RecursionError` if there are too many to count."""
     return 1 + max(map(depth, ast.iter_child_nodes(node)), default=0)
+
+
+def can_be_written(node: ast.AST) -> bool:
+    """
+    Returns whether a syntax tree is text that Python compiles. One with too many levels is not, or with a hexadecimal
+    number of more than 4,300 decimal digits, or a `break` outside of a loop.
+    """
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(*PARSE_ERRORS):
+        copy = _WithoutFinally().visit(ast.parse(ast.unparse(node)))
+        compile(ast.fix_missing_locations(copy), "", "exec")
+        return depth(node) <= MAX_DEPTH
+    return False
+
+
+class _WithoutFinally(ast.NodeTransformer):
+    """Puts the statements of `finally` behind their `try`. Python compiles them once for each way out of it."""
+
+    def visit_Try(self, node: Any) -> Any:
+        self.generic_visit(node)
+        last, node.finalbody = node.finalbody, []
+        return [*([node] if node.handlers else node.body), *last]
+
+    visit_TryStar = visit_Try
+
+
+def is_foreign(node: ast.AST) -> bool:
+    """Returns whether a statement imports what does not come with Python."""
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    if isinstance(node, ast.ImportFrom):
+        names = ["." * node.level + (node.module or "")]
+    return any(name.partition(".")[0] not in sys.stdlib_module_names for name in names)
 
 
 def called_name(node: ast.AST | None) -> str | None:
@@ -189,3 +224,11 @@ class Module:
                 seen |= new
                 queue += new
         return sorted(places)
+
+    def with_readers(self, places: Iterable[int]) -> set[int]:
+        """Returns the indices of statements, and of those that read what these bind, directly or through others."""
+        found, names = {*places}, binds_of(self.statements[place] for place in places)
+        while new := {k for k, one in enumerate(self.statements) if k not in found and one.reads & names}:
+            found |= new
+            names |= binds_of(self.statements[place] for place in new)
+        return found

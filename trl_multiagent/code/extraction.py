@@ -32,7 +32,9 @@ from trl_multiagent.code.dependencies import (
     Module,
     Statement,
     binds_of,
+    can_be_written,
     first_line,
+    is_foreign,
     own_nodes,
 )
 
@@ -128,7 +130,10 @@ def read_function(answer: str, name: str) -> Code:
     tree = _parse(text)[0] or ast.Module([], [])
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
     named = {x: _segment(lines, x) for x in tree.body if isinstance(x, FUNCTIONS) and x.name in (name, PARTNER)}
-    fragments = [x for x in named if is_fragment(x, named)]
+    end = end_of(tree, answer)
+    fragments = [x for x in named if is_fragment(x, named, end)]
+    if isinstance(end, FUNCTIONS) and end.name == PARTNER != name and not _has_result(end):
+        fragments.append(end)
     last = max((x.lineno for x in named if x.name == name and x not in fragments), default=len(lines))
     statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in fragments]
     # Tests behind the function may import it
@@ -141,14 +146,18 @@ def read_function(answer: str, name: str) -> Code:
         statements.append(Statement(node, method))
     module = Module(statements, name)
     nodes = [statement.node for statement in statements]
-    places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
-    imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
     roots = {name, SETTING}
+    needed = module.needs(roots, only_last=True)
+    places = [k for k, node in enumerate(nodes) if isinstance(node, (*DEFINITIONS, *IMPORTS))]
+    # What would end the program, although the function does not need it, such as a test with `import pytest`
+    faulty = {k for k in {*places} - {*needed} if is_foreign(nodes[k]) or not can_be_written(nodes[k])}
+    left_out = module.with_readers(faulty) - {*needed}
+    places = [k for k in places if k not in left_out]
+    imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
     kept = {*places, *module.needs(roots | binds_of(statements[k] for k in places), only_last=False)}
     # Imports from `__future__` have to come first
     order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
     source = "\n".join(statements[k].text for k in order)
-    needed = module.needs(roots, only_last=True)
     own = _text_length(lines, [nodes[k] for k in {*needed, *imports}])
     binder = nodes[module.binders[name][-1]] if module.binders[name] else None
     value, error = getattr(binder, "value", binder), ""
@@ -188,15 +197,29 @@ def _text_of(answer: str) -> str:
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
-def is_fragment(function: Any, texts: Mapping[Any, str]) -> bool:
+def end_of(tree: ast.Module, answer: str) -> ast.stmt | None:
+    """
+    Returns the last statement of an answer, also in a class, if the answer ends inside of it, as one that was cut off.
+    """
+    *_, line = _text_of(answer).rstrip().split("\n")
+    node = tree.body[-1] if tree.body and line[:1].isspace() and not FENCE.match(line) else None
+    while isinstance(node, ast.ClassDef):
+        node = node.body[-1]
+    return node
+
+
+def is_fragment(function: Any, texts: Mapping[Any, str], end: Any) -> bool:
     """
     Returns whether a function is not meant as one: it has no body but a docstring, `...` or `pass`, such as the prompt
-    repeated, or its text begins another function's, such as a repetition that was cut off. `texts`: of all functions.
+    repeated, or it is the `end` of the answer and a repetition that was cut off, because its text begins another's, or
+    it has no result, and another of its name has one. `texts`: of all functions.
     """
     body = (statement.value if isinstance(statement, ast.Expr) else statement for statement in function.body)
-    is_stub = all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body)
-    own = texts[function]
-    return is_stub or any(len(text) > len(own) and text.startswith(own) for text in texts.values())
+    if all(isinstance(statement, (ast.Constant, ast.Pass)) for statement in body):
+        return True
+    others = [x for x in texts if function is end and x is not function and x.name == function.name]
+    begins = any(len(texts[x]) > len(texts[function]) and texts[x].startswith(texts[function]) for x in others)
+    return begins or (not _has_result(function) and any(map(_has_result, others)))
 
 
 def _definitions(node: ast.AST, name: str) -> list[Any]:

@@ -3,6 +3,7 @@
 import ast
 import random
 import textwrap
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -237,8 +238,25 @@ def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item
     assert "self.items.pop()" in merged(item, cut_off + "self", HALF)
     broken = "def size(self, n, n):\n    break\n"  # Python's parser takes it
     assert read_class(PUSH + broken + POP, "Stack").methods.keys() == {"push", "pop"}
+    first = f"{whole}```\nWithout the sum:\n```python\n"  # a correction may be the beginning of the first version
+    shorter = read_class(first.replace(".pop()", ".pop() + 1") + whole + "```", "Stack")
+    assert ast.unparse(shorter.methods["pop"]).endswith(".pop()")
+    unused = "import numpy as np\nfrom .base import *\n"
+    (kept,) = read_class(f"{unused}import scipy\n{PUSH}    scipy.fft(x)\n", "Stack").imports
+    assert ast.unparse(kept) == "import scipy"
     cached = "from functools import cache\n@cache\ndef double(n):\n    return 2 * n\n"
     assert "\ndef double(n):" in merged(item, PUSH + POP + cached, HALF)
+
+
+def test_compiling_an_answer_takes_no_more_than_its_length():
+    lines = ["def push(self, x):"]
+    for level in range(18):  # Python compiles what is in a `finally` for each way out, so twice a level
+        lines += [f"{'    ' * (level + 1)}{line}" for line in ("try:", "    x", "finally:")]
+    answer = "\n".join([*lines, *["    " * 19 + "x = [1]"] * 300])
+    tracemalloc.start()
+    assert [*read_class(answer, "Stack").methods] == ["push"]
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
 
 
 def test_helpers_are_added_where_they_belong(item):

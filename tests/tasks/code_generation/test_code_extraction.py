@@ -274,7 +274,7 @@ def test_a_function_with_a_result_is_a_definition_of_aux_and_of_the_entry_point(
     [
         ("def aux(x):\n    # return x\n    '''return x'''\n    y = 'return x'", "does not return a value"),
         ("def aux(x):\n    def g():\n        return 1\n    g()", "does not return a value"),
-        ("def aux(x):\n    return 1\ndef aux(x):\n    x = 2", "does not return a value"),
+        ("```\ndef aux(x):\n    return 1\ndef aux(x):\n    x = 2\n```", "does not return a value"),
         ("def g():\n    def aux(x):\n        return x\n    return 1", "no function `aux`"),
         ("'''\ndef aux(x):\n    return x\n'''", "no function `aux`"),
         ("aux = 5", "no function `aux`"),
@@ -451,6 +451,40 @@ def test_a_function_is_found(answer):
 def test_what_stands_beside_a_function_does_not_replace_it(answer, source):
     found = read_function(answer, "f").source
     assert ast.unparse(ast.parse(found)) == ast.unparse(ast.parse(source))
+
+
+def test_only_the_end_of_an_answer_is_a_repetition_that_was_cut_off():
+    first, corrected = "def f(n):\n    return n * (n - 1) // 2 + n\n", "def f(n):\n    return n * (n - 1) // 2\n"
+    for end in ("```", "```\nThis is right.", "  ```"):
+        code = read_function(f"```python\n{first}```\nThat would count loops:\n```python\n{corrected}{end}", "f")
+        assert run(code.source)["f"](4) == 6
+    for tail in ('    """Half."""\n    half = n', "    # other words\n    if n < 0:\n        return"):
+        code = read_function(f"```python\n{corrected}```\nAgain:\n```python\ndef f(n: int) -> int:\n{tail}", "f")
+        assert run(code.source)["f"](4) == 6 and not code.problem
+
+
+def test_a_cut_off_helper_of_main_does_not_replace_the_partners():
+    main = "def f(xs):\n    return sorted(aux(xs))\n"
+    tail = "```\n```python\ndef aux(xs):\n    result = []\n    for x in xs:\n        result.append(x)\n    return"
+    assert "def aux" in read_function(main + tail + " result", "f").source
+    assert "def aux" not in read_function(main + tail, "f").source
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "import pytest\n\n@pytest.mark.parametrize('x', [1])\ndef test_f(x):\n    assert f(x) == 2",
+        "import numpy as np\n\nones = np.ones(3)\n\ndef show():\n    return g(ones)\n\ndef g(x):\n    return x",
+        "from your_module import f as g\nfrom .base import *",
+        "def demo(xs):\n    for x in xs:\n        f(x)\n    break",
+    ],
+)
+def test_what_a_function_does_not_need_cannot_end_its_program(tail):
+    answer = "import math\n\n\ndef f(x):\n    return x + 1\n\n\ndef other(x):\n    return math.floor(x)\n\n\n"
+    code = read_function(answer + tail, "f")
+    assert run(code.source)["f"](1) == 2 and run(code.source)["other"](1.5) == 1
+    needed = read_function("import numpy as np\ndef f(x):\n    return np.sum(x)\n", "f")
+    assert "import numpy" in needed.source
 
 
 def test_imports_may_stand_above_indented_definitions():

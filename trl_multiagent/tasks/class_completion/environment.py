@@ -15,16 +15,22 @@ All share one reward, of two kinds:
 """
 
 import ast
-import contextlib
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_multiagent.code.dependencies import IMPORTS, PARSE_ERRORS, all_tables, bound_names, depth
-from trl_multiagent.code.extraction import is_fragment, read_module
+from trl_multiagent.code.dependencies import (
+    IMPORTS,
+    Statement,
+    all_tables,
+    bound_names,
+    can_be_written,
+    is_foreign,
+    names_in,
+)
+from trl_multiagent.code.extraction import end_of, is_fragment, read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt, Prompts
@@ -33,7 +39,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 5
+REWARD_VERSION = 6
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
@@ -41,7 +47,6 @@ CODE_FEEDBACK, PLAIN = MODES = ("code_feedback", "plain")
 MAX_FAILURES = 5  # failing tests that feedback shows
 DIVISIONS = ("balanced", "parameter_count")
 EVEN = 0.2  # shares of the work that differ by less count as equal
-MAX_DEPTH = 100  # levels of a function's syntax tree. `ast.unparse` and the compiler recurse into it
 DECORATORS = ("staticmethod", "classmethod", "property")  # that a helper method may have
 
 
@@ -310,26 +315,19 @@ def read_class(completion: str, class_name: str) -> Answer:
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     found = itertools.chain(functions_of(tree), *map(functions_of, owners))
     texts = {node: ast.unparse(node) for node in found if can_be_written(node)}
-    for node in sorted(texts, key=lambda node: (not is_fragment(node, texts), node.lineno)):
+    end = end_of(tree, completion)
+    for node in sorted(texts, key=lambda node: (not is_fragment(node, texts, end), node.lineno)):
         answer.methods[node.name] = node
         first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
         is_method = any(ast.unparse(decorator) in DECORATORS for decorator in node.decorator_list)
         if node in tree.body and first not in ("self", "cls") and not is_method:
             answer.outside.add(node.name)
-    imports = [node for node in tree.body if isinstance(node, IMPORTS)]
-    answer.imports += [node for node in imports if getattr(node, "module", "") != "__future__"]
+    read = names_in(*answer.methods.values())
+    for one in tree.body:
+        is_import = isinstance(one, IMPORTS) and getattr(one, "module", "") != "__future__"
+        if is_import and (not is_foreign(one) or read & Statement(one, ast.unparse(one)).binds):
+            answer.imports.append(one)
     return answer
-
-
-def can_be_written(node: ast.AST) -> bool:
-    """
-    Returns whether a syntax tree is text that Python compiles. One with too many levels is not, or with a hexadecimal
-    number of more than 4,300 decimal digits, or a `break` outside of a loop.
-    """
-    with warnings.catch_warnings(action="ignore"), contextlib.suppress(*PARSE_ERRORS):
-        compile(ast.unparse(node), "", "exec")
-        return depth(node) <= MAX_DEPTH
-    return False
 
 
 def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> str:
