@@ -75,7 +75,8 @@ def own_modules(tmp_path_factory):
     """
     before = set(sys.modules)
     yield
-    os.environ.pop("PYTHONSAFEPATH", None)  # a command sets it for the processes that it starts
+    for name in ("PYTHONSAFEPATH", "TRL_MULTIAGENT_COMMAND"):  # a command sets them for the processes that it starts
+        os.environ.pop(name, None)
     folder = str(tmp_path_factory.getbasetemp())
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):

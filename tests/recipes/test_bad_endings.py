@@ -35,6 +35,7 @@ def test_a_team_that_cannot_be_saved_ends_all_processes_with_one_line(forked, re
     assert 0 not in done.codes, done.stderr[-3000:]
     first = (tmp_path / "0.txt").read_text()
     assert f"The team could not be written in {tmp_path}/team (" in first and "\n" not in first
+    assert "are free there). There is no checkpoint." in first
     assert ("NotADirectoryError" if failure == "a file in the way" else "No space left on device") in first
     second = (tmp_path / "1.txt").read_text()
     assert second.startswith("Process 0 on ") and first in second

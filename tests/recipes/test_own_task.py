@@ -129,7 +129,8 @@ def test_wrong_tasks_are_one_line(module, tmp_path, refused, task, parts):
             "must be a `datasets.Dataset`, got `list`: `Dataset.from_list(rows)` makes one",
         ),
         ("(load_datasets(settings)[0], [])", "must be a `datasets.Dataset`, got `list`"),
-        ("load_dataset('json', data_files='broken.jsonl')", "section `dataset`: An error occurred while generating"),
+        ("load_dataset('json', data_files='broken.jsonl')", "(ArrowInvalid: JSON parse error: "),
+        ("load_datasets(settings)[0]", "`load_datasets` must return two datasets"),
     ],
 )
 def test_data_of_a_wrong_kind_is_refused(module, refused, returned, message):
@@ -138,6 +139,24 @@ def test_data_of_a_wrong_kind_is_refused(module, refused, returned, message):
     Path(f"{module}.py").write_text(f"from datasets import load_dataset\n{Path(f'{module}.py').read_text()}\n{task}\n")
     line = refused(cli.main, ["run", "magrpo", "--model_name", "m", "--task", f"{module}:WRONG", "--dry_run"])
     assert message in line
+
+
+def test_a_task_may_have_several_evaluation_sets(module, capsys):
+    data = (
+        "lambda settings: (settings.dataset and load_datasets(settings)[0], dict.fromkeys('ab', load_datasets(0)[0]))"
+    )
+    with Path(f"{module}.py").open("a") as file:
+        file.write(f"\nOWN = Task(make_environment, {data}, {{'poem': Poem}})\n")
+    overrides = [
+        "dataset.name=topics.jsonl",
+        "dataset.eval_size=1",
+        "magrpo.eval_strategy=steps",
+        "magrpo.eval_steps=1",
+    ]
+    argv = ["--model_name", "m", "--override", *overrides, "--dry_run"]
+    cli.main(["run", "magrpo", "--task", f"{module}:OWN", *argv])
+    printed = capsys.readouterr()
+    assert "2 items of split whole, every 1 steps" in printed.out and "are trained on, too (1)" in printed.err
 
 
 def test_a_task_may_ask_for_its_data_as_for_the_entry_of_a_dictionary(module, capsys):

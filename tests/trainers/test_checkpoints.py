@@ -5,6 +5,7 @@ refused.
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 import signal
@@ -424,7 +425,7 @@ def test_the_first_steps_are_removed_and_not_the_oldest_files(tmp_path):
     assert {path.name for path in tmp_path.glob("checkpoint-*")} == {"checkpoint-20", "checkpoint-100"}
 
 
-def test_the_best_checkpoint_is_named_and_kept(tmp_path):
+def test_the_best_checkpoint_is_named_and_kept(tmp_path, capsys):
     rewards = iter([3.0, 2.0, None])  # the last ones are dropped
     environment = tiny_environment(reward=lambda completions, **columns: [reward[0]] * len(completions))
     reward = [0.0]
@@ -440,3 +441,30 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path):
     trainer.train()
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
     assert names(tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]  # all that the limit allows
+    assert f"Best checkpoint  {tmp_path / 'checkpoint-1'}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("metric", ["reward", "grade"])
+def test_what_an_evaluation_could_not_measure_is_never_the_best(tmp_path, metric):
+    rewards = iter([None, 1.0, None, 2.0])  # the first evaluation is at the start
+
+    def reward(completions, log_metric, **columns):
+        if not trainer.model.training:
+            log_metric("grade", math.nan if value[0] is None else value[0])
+        return [value[0] if metric == "reward" or trainer.model.training else 0.0] * len(completions)
+
+    class Evaluated(MAGRPOTrainer):
+        def evaluate(self, *args, **kwargs):
+            value[0] = next(rewards)
+            metrics = super().evaluate(*args, **kwargs)
+            value[0] = 0.0
+            return metrics
+
+    value = [0.0]
+    settings = {"max_steps": 3, **SAVED, **EVALUATED, "eval_dataset": tiny_items(1), "eval_on_start": True}
+    settings |= {"load_best_model_at_end": True, "metric_for_best_model": metric, "reward_none": "drop"}
+    settings |= {"lr_scheduler_type": "reduce_lr_on_plateau", "greater_is_better": True}
+    trainer = tiny_trainer(tmp_path, environment=tiny_environment(reward=reward), trainer=Evaluated, **settings)
+    trainer.train()
+    assert trainer.state.best_metric == 2.0 and trainer.state.best_global_step == 3
+    assert trainer.lr_scheduler.last_epoch == 2  # a step for each that measured something

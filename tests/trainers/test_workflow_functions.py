@@ -373,6 +373,27 @@ def test_an_episode_that_loses_its_resource_has_no_reward(tmp_path, settings, ca
         tiny_trainer(tmp_path / "error", team, run, **settings).train()
 
 
+def test_an_episode_without_a_reward_is_in_no_mean(tmp_path):
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        await agents.aux("Say:")  # earns 0.0, because an episode pays at its end
+        agents.log("length", 7.0)
+        await agents.aux("Again:")
+        starts.append(item)
+        if item == starts[0]:
+            raise UnavailableError("gone")
+        return {"aux": -4.0}
+
+    starts = []
+    settings = {"branching": "episodes", "num_generations": 2, "num_turns": 2, "items_per_device": 2}
+    trainer = tiny_trainer(tmp_path, tiny_team(("aux",)), run, reward_none="drop", **settings)
+    trainer.train()
+    (logs,) = [log for log in trainer.state.log_history if "reward" in log]
+    assert logs["return"] == -4.0 and logs["reward"] == logs["agents/aux/reward"] == -2.0
+    assert logs["turn_1/reward_mean"] == 0.0 and logs["episode/length"] == 2.0 and logs["turn_1/length"] == 7.0
+    assert logs["env_step"] == 4
+
+
 def test_mistakes_get_a_sentence():
     async def unpaid(agents):
         await agents.aux("a")

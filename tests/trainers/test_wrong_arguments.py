@@ -39,12 +39,12 @@ from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"team": "some/model"}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: load it with `AgentTeam.from_"),
+        ({"team": "some/model"}, r"`team` is 'some/model' \(str\), not an `AgentTeam`: `AgentTeam.from_"),
         ({"team": None}, "`team` is None, not an `AgentTeam`"),
         ({"args": GRPOConfig("x", use_cpu=True, bf16=False)}, "`args` is a `GRPOConfig`: give a `{config}`"),
         ({"args": MAACConfig("x", use_cpu=True)}, "`args` is a `MAACConfig`: give a `{config}`"),
         ({"args": {"output_dir": "x"}}, "`args` is a `dict`: give a `{config}`"),
-        ({"environment": len}, "`environment` must be .*, got `builtin.*: `@workflow"),
+        ({"environment": len}, "`environment` must be .*, got .*len.*: `@workflow"),
     ],
 )
 @pytest.mark.parametrize("trainer", [MAGRPOTrainer, MADPOTrainer, IACTrainer])

@@ -168,4 +168,8 @@ class Task:
                 raise ValueError(
                     f"`dataset.{name}` is {value!r}, but the task's `load_datasets` does not read it: remove it."
                 )
+        if not isinstance(loaded, tuple):  # one dataset
+            raise TypeError(
+                "`load_datasets` must return two datasets, to train and to evaluate on; the latter may be None."
+            )
         return loaded

@@ -33,11 +33,13 @@ MAX_TEXT = 20_000  # characters of one text
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
 OWN_SECTIONS = {"output", "wandb"}
 OWN_NAMES = ("algorithm", "roles", "models")  # settings that are shown without their name
-SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)(?<!_per_)(?<!\bper_)token|api[_-]?key|password|secret)"
+SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)(?<!_per_)(?<!\bper_)token|api[_-]?key|passw(?:or)?d|secret|authorization)"
 # `name=value`, `name: value` and `--name value` in a text, where a place for a value, as in prompts, is no secret
 VALUE = r"""(?!\{\w*\})(?:'[^'\n]*'|"[^"\n]*"|\S+)"""
 SECRET = re.compile(
-    rf"""((?:{SECRET_NAME}["']?[=:]|(?<![\w.-])--?[\w.-]*{SECRET_NAME}["']?[ ])[ ]*){VALUE}""", re.IGNORECASE
+    rf"""((?:{SECRET_NAME}["']?[ ]?[=:]|(?<![\w.-])--?[\w.-]*{SECRET_NAME}["']?[ ])[ ]*(?:Bearer[ ])?){VALUE}"""
+    r"|(?<=://)[^\s/@]+(?=@)|\b(?:hf_|sk-)[\w-]{16,}",
+    re.IGNORECASE,
 )
 
 

@@ -26,7 +26,7 @@ from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.memory import Size, choose_rows, describe_rows, memory_parts, size_of
 from trl_multiagent.trainers.base.rollout_config import RolloutConfig
-from trl_multiagent.trainers.base.team_trainer import router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import eval_datasets, router_loss_coefs
 from trl_multiagent.trainers.magrpo_config import MAGRPOConfig
 
 
@@ -51,7 +51,7 @@ def rollout_lines(
     items: Sequence[dict] = ()
     try:
         train_dataset, eval_dataset = run.load_datasets() if datasets is None else datasets
-        num_train, num_eval = len(train_dataset), len(eval_dataset or ())
+        num_train, num_eval = len(train_dataset), sum(map(len, eval_datasets(eval_dataset)))
         items = cast(Sequence[dict], train_dataset)
     except ConnectionError as error:
         print(f"The dataset could not be reached, so its size is unknown. {error}")
@@ -69,7 +69,7 @@ def rollout_lines(
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
-    when = {"steps": f"every {args.eval_steps} steps", "epoch": "after every epoch"}.get(
+    when = {"steps": f"every {args.eval_steps:g} steps", "epoch": "after every epoch"}.get(
         args.eval_strategy.value, "at the start" if args.eval_on_start else None
     )
     batches = None if steps is None else -(-steps // args.num_iterations)

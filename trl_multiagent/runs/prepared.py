@@ -5,6 +5,7 @@ checks before the run.
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -197,7 +198,8 @@ class PreparedRun(Settings):
         except (ConnectionError, TaskError):
             raise
         except (ValueError, TypeError, OSError, DatasetsError) as error:
-            raise ConfigError(f"section `dataset`: {error}") from error
+            cause = f" ({describe(error.__cause__)})" if isinstance(error, DatasetsError) and error.__cause__ else ""
+            raise ConfigError(f"section `dataset`: {error}{cause}") from error
         train_dataset = first_rows(train_dataset, self.dataset.size)
         if len(train_dataset) < self.items_per_step:
             raise ConfigError(
@@ -208,7 +210,8 @@ class PreparedRun(Settings):
             eval_dataset = first_rows(first_rows(eval_dataset, self.dataset.eval_size), self.extras.eval_num_samples)
             name = str(self.dataset.name)
             if name.endswith(LOCAL_SUFFIXES) and PartialState().is_main_process:  # one split, by any name
-                if shared := {*map(str, train_dataset)} & {*map(str, eval_dataset)}:
+                rows = itertools.chain(*eval_datasets(eval_dataset))
+                if shared := {*map(str, train_dataset)} & {*map(str, rows)}:
                     tell(
                         f"Rows to evaluate on are trained on, too ({len(shared)}): {name} has one split, of which "
                         "[:100] and [100:] are parts."
@@ -346,8 +349,10 @@ def start_logging(settings: Settings, disable_tqdm: bool) -> None:
             print(f"{settings.prog}: note: {note}", file=sys.stderr)
 
 
-def first_rows(dataset: Dataset, number: int | None) -> Dataset:
-    """Returns the first rows of a dataset; all of them if `number` is `None`."""
+def first_rows(dataset: Any, number: int | None) -> Any:
+    """Returns the first rows of a dataset, or of each in a dict; all of them if `number` is `None`."""
+    if isinstance(dataset, dict):
+        return {name: first_rows(rows, number) for name, rows in dataset.items()}
     return dataset if number is None else dataset.select(range(min(number, len(dataset))))
 
 

@@ -122,7 +122,10 @@ def find_sources(
                 raise ValueError(f"The team in {name} has the roles {list(team.roles)}, not {list(roles)}.")
             return {role: str(folder / place) for role, place in team.folders.items()}, team
     elif not (isinstance(name, list | tuple) and all(isinstance(x, str | Path) for x in name)):
-        raise ValueError(f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role.")
+        raise ValueError(
+            f"`name` is {show(name)}; it must be a model's name or folder, or a list with one per role. "
+            "`AgentTeam(models, tokenizers)` takes loaded models, in dicts by role."
+        )
     if roles is None:
         raise ValueError(f"{name} holds no {TEAM_FILE}: to start a team from a model, pass `roles`.")
     names = [name] * len(roles) if isinstance(name, str) else [packaged(str(x)) for x in name]

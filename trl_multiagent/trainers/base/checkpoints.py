@@ -199,7 +199,7 @@ def remove_unfinished(run_folder: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(what: str, folder: Path) -> Iterator[None]:
+def writing(what: str, folder: Path, advice: str = "") -> Iterator[None]:
     """
     Turns any exception within the block into a [`WriteError`] that names `what` was being written, and the folder.
     """
@@ -212,7 +212,7 @@ def writing(what: str, folder: Path) -> Iterator[None]:
             raise
         existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
         problem = f"{describe(error)}; {shutil.disk_usage(existing).free / 1e6:.1f} MB are free there"
-        raise WriteError(f"{what} could not be written in {folder} ({problem}).") from error
+        raise WriteError(f"{what} could not be written in {folder} ({problem}). {advice}".rstrip()) from error
 
 
 # The settings of a run, which are compared with the checkpoint from which it resumes
@@ -508,13 +508,16 @@ class CheckpointMixin(Trainer):
     ) -> dict[str, float]:
         if skip_scheduler and self._resumed is not None:  # `eval_on_start` does not apply to a resumed run
             return {}
-        metrics = super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         best = self.args.metric_for_best_model
         metric = f"eval_{(best or '').removeprefix('eval_')}"
-        if not best or metric in metrics:
-            return metrics
-        if any(metric in log for log in self.state.log_history):
-            return {**metrics, metric: math.nan}  # all rewards were dropped: never the best
+        is_known = any(metric in log for log in (metrics, *self.state.log_history))
+        if not best or is_known or any(metrics[name] for name in metrics if name.endswith("/reward_none")):
+            if best and metrics.get(metric) is None:  # all rewards were dropped, or a logged metric is NaN
+                metrics[metric] = math.nan  # never the best, and no step of a scheduler
+                skip_scheduler = True
+            with temporarily_set(self, evaluate=lambda **_: metrics):
+                return super()._evaluate(trial, ignore_keys_for_eval, skip_scheduler)
         if self.state.global_step and self.args.save_strategy != SaveStrategy.NO and self._is_between_batches():
             self._save_checkpoint(self.model, trial)  # no step is lost
         names = ", ".join(name.removeprefix("eval_") for name in metrics)

@@ -122,9 +122,10 @@ def rollout_totals(
         for node in nodes:
             add_rewards(values, turn, node)
             for action in last_actions(node) if num_turns > 1 else ():
-                metrics = {"length": float(turn)}
+                metrics: dict[str, float] = {}
                 for past in (*node.history, node.turn(action)):
                     metrics |= past.outcome.metrics
+                metrics["length"] = float(turn)
                 for name, value in metrics.items():  # the last that the episode has
                     values[f"episode/{name}"].append(value)
             if training:
@@ -162,8 +163,12 @@ def rollout_totals(
 
 
 def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
-    """Adds the known rewards and returns of a node, of the team and of each role."""
-    rewards, returns = known(node.rewards), known(node.returns)
+    """
+    Adds the known rewards and returns of a node, of the team and of each role. A turn of an episode that was left out
+    has a reward, but no return.
+    """
+    returns = known(node.returns)
+    rewards = known([x + 0 * y for x, y in zip(node.rewards, node.returns, strict=True)])
     values["reward"] += rewards
     values[f"turn_{turn}/reward_mean"] += rewards
     values[f"turn_{turn}/expected_return"] += returns
@@ -171,7 +176,7 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
         values["return"] += returns
     values["final_turn/reward"] += known([node.rewards[j] for j in last_actions(node)])
     for role, own in node.role_returns.items():
-        values[f"agents/{role}/reward"] += known(node.rewards_of(role))
+        values[f"agents/{role}/reward"] += known([x + 0 * y for x, y in zip(node.rewards_of(role), own, strict=True)])
         if turn == 1:
             values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():

@@ -204,8 +204,9 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         needs_metric = self.save_strategy == "best" or self.metric_for_best_model is not None
         if needs_metric and self.metric_for_best_model in (None, "loss", "eval_loss"):  # transformers' default is loss
             raise ValueError(
-                f"`load_best_model_at_end`, `save_strategy: best` and `lr_scheduler_type: {self.lr_scheduler_type}` "
-                "need a `metric_for_best_model`, such as 'reward'."
+                "`load_best_model_at_end`, `save_strategy: best` and `lr_scheduler_type: "
+                f"{self.lr_scheduler_type.value}` need a `metric_for_best_model`, such as 'reward': an evaluation has "
+                "no loss."
             )
         self._check_generation_kwargs()
         if self.use_vllm:

@@ -27,7 +27,7 @@ from trl_multiagent.environments.base import (
     scoring,
 )
 from trl_multiagent.environments.frames import shows_task
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, show
 from trl_multiagent.folders import COST_FILE, read_json, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
@@ -602,7 +602,7 @@ def check_team(team: AgentTeam, environment: Environment, num_agents: int | None
     """Checks that the team fits the environment."""
     if not isinstance(environment, Environment):
         raise TypeError(
-            f"`environment` must be an `Environment`, got `{type(environment).__name__}`: `@workflow(roles=...)` "
+            f"`environment` must be an `Environment`, got {show(environment)}: `@workflow(roles=...)` "
             "makes a function one."
         )
     check_roles(environment.roles)

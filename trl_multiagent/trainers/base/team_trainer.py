@@ -156,7 +156,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
         """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
         if not isinstance(team, AgentTeam):
-            advice = "load it with `AgentTeam.from_pretrained(model, roles=environment.roles)`"
+            advice = "`AgentTeam.from_pretrained(name, roles)` loads one, `AgentTeam(models, tokenizers)` takes models"
             raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {advice}.")
         if args is None:
             return self._config_class(f"{team.roles[-1]}-{self._name}")
@@ -455,7 +455,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         if not self.args.should_save:
             return
         folder = Path(self.args.output_dir if output_dir is None else output_dir)
-        with writing("The team", folder):
+        with writing("The team", folder, "" if self._saving else self._last_complete()):
             self.team.save_pretrained(folder, state_dict)
             torch.save(self.args, folder / "training_args.bin")
         if not self._saving:
@@ -469,6 +469,8 @@ class TeamTrainerMixin(CommonTrainerMixin):
             super()._load_best_model()
         else:
             self.team.load_weights(self.state.best_model_checkpoint)
+        if self.is_world_process_zero():
+            print(f"Best checkpoint  {self.state.best_model_checkpoint}", flush=True)
 
     # The Hub: `push_to_hub` and every `hub_strategy` push a team
 
