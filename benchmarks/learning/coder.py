@@ -21,8 +21,8 @@ Rows without `small_`, `he_` and `mbpp_` answer to 16 held-out problems of CoopH
 are the untrained team with the published prompts and with ours, and `trained` is the latter after `magrpo_che_coder`;
 in `in_order`, main reads the helper; `alone` and `alone_trained` are one agent; `moved` is the team of
 `small_trained`, and `after_small` this team after ten steps on the problems of CoopHumanEval, at twice the rate of its
-configuration. Rows `he_*` are the same for 32 problems of HumanEval, and `mbpp_*` for 32 of MBPP, where the `fast`
-ones learn at twice the rate of their configurations.
+configuration. Rows `he_*` are the same for 32 problems of HumanEval, with three seeds, and `mbpp_*` for 32 of MBPP,
+where the `fast` ones learn at twice the rate of their configurations.
 
 All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
@@ -141,6 +141,7 @@ COMPARED = (
     ("mbpp_alone", "mbpp_alone_moved"),
     *((f"mbpp_alone_{kind}", f"mbpp_{kind}") for kind in ("trained", "fast")),
 )
+MEANS = (("small_untrained", "small_trained"), ("he_untrained", "he_trained"))  # over three seeds
 LENGTHS = (24, 28, 32, 40, 48)  # of the tokens that one waits for
 METRICS = {
     "paper_reward": "published",
@@ -314,6 +315,11 @@ def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         for length in LENGTHS if "alone" in before and found[before] and found[after] else ():
             difference = difference_of(*(solved_within(found[row], length) for row in (after, before)))
             lines.append(f"{after} - {before}, within {length} tokens: {difference}")
+    for before, after in MEANS:
+        trained = [found[f"{after}{seed}"] for seed in ("", "_2", "_3")]
+        for metric, name in METRICS.items() if found[before] and all(trained) else ():
+            mean = np.mean([values(episodes, metric) for episodes in trained], axis=0)
+            lines.append(f"mean of {after} - {before}, {name}: {difference_of(mean, values(found[before], metric))}")
     return lines
 
 
