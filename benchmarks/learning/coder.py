@@ -142,7 +142,7 @@ COMPARED = (
     *((f"mbpp_alone_{kind}", f"mbpp_{kind}") for kind in ("trained", "fast")),
 )
 MEANS = (("small_untrained", "small_trained"), ("he_untrained", "he_trained"))  # over three seeds
-LENGTHS = (24, 28, 32, 40, 48)  # of the tokens that one waits for
+LENGTHS = (24, 28, 32, 40, 48, 64)  # of the tokens that one waits for
 METRICS = {
     "paper_reward": "published",
     "earned_reward": "earned",

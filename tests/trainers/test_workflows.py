@@ -137,6 +137,8 @@ def test_an_order_names_the_roles(order):
 def test_an_order_has_as_many_turns_as_the_trainer(tmp_path):
     """The reward comes at the end of the order, so a training with fewer turns would have none."""
     environment = FunctionEnvironment(dict.fromkeys(ROLES, "x"), count_reward, order=[["aux"], ["main"]])
+    with pytest.raises(ValueError, match="`num_turns` is 3, but `order` has 2"):
+        environment.check_turns(3)
     with pytest.raises(ValueError, match="`num_turns` is 1, but an episode has 2: set it to that"):
         tiny_trainer(tmp_path, environment=environment)
 

@@ -172,8 +172,11 @@ class FunctionEnvironment(Environment):
         number = super().check_turns(num_turns, are_episodes)
         own = (type(self).prompts, type(self).next_prompts)  # a subclass's own may make later turns
         is_plain = own == (FunctionEnvironment.prompts, FunctionEnvironment.next_prompts)
-        if number > 1 and is_plain and self.transition is None and self.order is None:
-            raise ValueError(f"`num_turns` is {number}, but no `transition` makes the prompts of later turns.")
+        if is_plain and self.transition is None and number > len(self.order or [self.roles]):
+            reason = "no `transition` makes the prompts of later turns"
+            if self.order is not None:
+                reason = f"`order` has {len(self.order)}"
+            raise ValueError(f"`num_turns` is {number}, but {reason}.")
         return number
 
     def prompts(self, item: dict, history: History) -> Prompts:
