@@ -262,10 +262,10 @@ def test_secrets_are_not_shown(tmp_path):
     assert command == "HF_TOKEN=*** train --hub_token *** '--password' *** --override a.api_key=*** max_tokens=5"
     command = masked("judge --api-key sk-1 --password 'two words' -H 'X-Api-Key: sk-2 '")
     assert command == "judge --api-key *** --password *** -H 'X-Api-Key: *** '"
-    command = masked(
-        "https://me:pw@host/v1 -H 'Authorization: Bearer abc' passwd=x api_key : y hf_abcdefghijklmnopqrst"
-    )
+    command = masked(f"https://me:p@w@host/v1 -H 'Authorization: Bearer abc' passwd=x api_key : y hf_{'a' * 34}")
     assert command == "https://***@host/v1 -H 'Authorization: Bearer *** passwd=*** api_key : *** ***"
+    names = "git+ssh://git@host/x HF_DATASETS_OFFLINE=1 sk-learn-models-big-v2"
+    assert masked(f"-H 'Authorization: Basic  abc==' {names}") == f"-H 'Authorization: Basic  *** {names}"
     prompt = "The secret word is {word}. Write one token about it. Secret: {word}."
     command = f"train magrpo --config secret --task secret-word --override '{prompt}'"
     assert masked(command) == command

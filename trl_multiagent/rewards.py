@@ -115,7 +115,7 @@ def with_body(problem: Problem, answer: str) -> Iterator[str]:
             yield "\n".join([header + level + first.lstrip(), *rest])
         with contextlib.suppress(*PARSE_ERRORS):  # of `unparse`, for deep trees and long numbers
             tree: Any = ast.parse(header + " ...")
-            body = read_module(text).body
+            body = read_module(text)[0].body
             end = next((k for k, node in enumerate(body) if isinstance(node, (ast.Return, ast.Raise))), len(body))
             tree.body[-1].body = body[: end + 1] or tree.body[-1].body
             yield ast.unparse(tree)

@@ -63,12 +63,13 @@ def can_be_written(node: ast.AST) -> bool:
 
 
 class _WithoutFinally(ast.NodeTransformer):
-    """Puts the statements of `finally` behind their `try`. Python compiles them once for each way out of it."""
+    """Moves the statements of `finally` behind their `try`. Python compiles them once for each way out of it."""
 
     def visit_Try(self, node: Any) -> Any:
         self.generic_visit(node)
-        last, node.finalbody = node.finalbody, []
-        return [*([node] if node.handlers else node.body), *last]
+        last = node.finalbody
+        node.finalbody = [ast.Pass() for _ in last[:1]]
+        return [node, *last]
 
     visit_TryStar = visit_Try
 

@@ -57,6 +57,7 @@ CALL = re.compile(r"[A-Za-z_][\w.]*\(")  # an example in prose, if it does not f
 DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
+NO_STATEMENT = re.compile(r"[ \t]+#|\s*$")  # an indented comment, or nothing
 LITERALS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set)
 RESULT = re.compile(r"^[ \t]+(?:return\b(?!\s*(?:None\s*)?(?:#|$))|yield\b)", re.MULTILINE)
 
@@ -101,10 +102,11 @@ def join_sources(*parts: str) -> str:
     return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
-def read_module(answer: str) -> ast.Module:
+def read_module(answer: str) -> tuple[ast.Module, str]:
     """
-    Returns the syntax tree of an answer: of all of it, or else of the runs of lines that are code, in its fences if it
-    has any. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of it.
+    Returns the syntax tree of an answer, and its text: all of it, or else the runs of lines that are code, in its
+    fences if it has any. Of a class that does not parse as a whole, the parts that do are read as if they stood
+    outside of it.
     """
     good = []
     for run, parses in _runs(_text_of(answer[:MAX_CHARS]), DEFINITION):
@@ -112,12 +114,14 @@ def read_module(answer: str) -> ast.Module:
             good += [part for part, is_code in _runs(textwrap.dedent(run.partition("\n")[2]), DEFINITION) if is_code]
         elif parses:
             good.append(run)
-    return _parse("\n".join(good))[0] or ast.Module([], [])
+    source = "\n".join(good)
+    return _parse(source)[0] or ast.Module([], []), source
 
 
-def read_function(answer: str, name: str) -> Code:
+def read_function(answer: str, name: str, has_partner: bool = False) -> Code:
     """
-    Reads an agent's answer to the request for the function `name`: code, or prose around code, fenced or not.
+    Reads an agent's answer to the request for the function `name`: code, or prose around code, fenced or not. If the
+    agent `has_partner`, who writes the function `aux`, its own `aux` does not count if it was cut off.
     """
     text = _text_of(answer) if len(answer) <= MAX_CHARS else ""
     visible = _visible_length(FENCE.sub("", text))
@@ -130,9 +134,9 @@ def read_function(answer: str, name: str) -> Code:
     tree = _parse(text)[0] or ast.Module([], [])
     lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
     named = {x: _segment(lines, x) for x in tree.body if isinstance(x, FUNCTIONS) and x.name in (name, PARTNER)}
-    end = end_of(tree, answer)
+    end = end_of(tree, text, answer)
     fragments = [x for x in named if is_fragment(x, named, end)]
-    if isinstance(end, FUNCTIONS) and end.name == PARTNER != name and not _has_result(end):
+    if has_partner and isinstance(end, FUNCTIONS) and end.name == PARTNER and not _has_result(end):
         fragments.append(end)
     last = max((x.lineno for x in named if x.name == name and x not in fragments), default=len(lines))
     statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in fragments]
@@ -154,7 +158,7 @@ def read_function(answer: str, name: str) -> Code:
     left_out = module.with_readers(faulty) - {*needed}
     places = [k for k in places if k not in left_out]
     imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
-    kept = {*places, *module.needs(roots | binds_of(statements[k] for k in places), only_last=False)}
+    kept = {*places, *module.needs(roots | binds_of(statements[k] for k in places), only_last=False)} - left_out
     # Imports from `__future__` have to come first
     order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
     source = "\n".join(statements[k].text for k in order)
@@ -197,15 +201,17 @@ def _text_of(answer: str) -> str:
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
-def end_of(tree: ast.Module, answer: str) -> ast.stmt | None:
+def end_of(tree: ast.Module, source: str, answer: str) -> ast.stmt | None:
     """
-    Returns the last statement of an answer, also in a class, if the answer ends inside of it, as one that was cut off.
+    Returns the last statement of the code in an answer, also in a class, if the answer ends with it, or with a comment
+    in it, so that it may have been cut off.
     """
-    *_, line = _text_of(answer).rstrip().split("\n")
-    node = tree.body[-1] if tree.body and line[:1].isspace() and not FENCE.match(line) else None
+    node = tree.body[-1] if tree.body else None
     while isinstance(node, ast.ClassDef):
         node = node.body[-1]
-    return node
+    last = source.split("\n")[node.end_lineno - 1] if node is not None and node.end_lineno else ""
+    line = next((line for line in reversed(_text_of(answer).split("\n")) if not NO_STATEMENT.match(line)), "")
+    return node if line.strip() == last.strip() else None
 
 
 def is_fragment(function: Any, texts: Mapping[Any, str], end: Any) -> bool:

@@ -168,7 +168,7 @@ class Task:
                 raise ValueError(
                     f"`dataset.{name}` is {value!r}, but the task's `load_datasets` does not read it: remove it."
                 )
-        if not isinstance(loaded, tuple):  # one dataset
+        if not isinstance(loaded, tuple | list) or len(loaded) != 2:  # one dataset
             raise TypeError(
                 "`load_datasets` must return two datasets, to train and to evaluate on; the latter may be None."
             )

@@ -37,8 +37,9 @@ SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)(?<!_per_)(?<!\bper_)token|api[_-]?ke
 # `name=value`, `name: value` and `--name value` in a text, where a place for a value, as in prompts, is no secret
 VALUE = r"""(?!\{\w*\})(?:'[^'\n]*'|"[^"\n]*"|\S+)"""
 SECRET = re.compile(
-    rf"""((?:{SECRET_NAME}["']?[ ]?[=:]|(?<![\w.-])--?[\w.-]*{SECRET_NAME}["']?[ ])[ ]*(?:Bearer[ ])?){VALUE}"""
-    r"|(?<=://)[^\s/@]+(?=@)|\b(?:hf_|sk-)[\w-]{16,}",
+    rf"""((?:{SECRET_NAME}["']?[ ]?[=:]|(?<![\w.-])--?[\w.-]*{SECRET_NAME}["']?[ ])[ ]*"""
+    rf"""(?:(?:Bearer|Basic|token)[ ]+)?){VALUE}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"""
+    r"""|\b(?:hf_|gh[ops]_)[a-z0-9]{30,}|\bsk-(?=[\w-]*\d)[\w-]{20,}""",
     re.IGNORECASE,
 )
 

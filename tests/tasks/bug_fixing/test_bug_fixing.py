@@ -223,8 +223,9 @@ def test_a_test_may_round_to_few_places():
 
 
 def test_tests_are_found_between_other_lines():
-    first, *others = "clip(-1, 2, 3) == 2", "not clip(0, 0, 1)", "abs(clip(1.5, 0, 9) - 1.5) < 0.1"
-    answer = f"Here:\n```python\nassert {first}  # low\n1. assert {others[0]}\n\n- `assert {others[1]}`: high\n```"
+    first, *others = "clip(-1, 2, 3) == 2", "not clip(0, 0, 1)", "abs(clip(1.5, 0, 9) - 1.5) < 0.1", "clip(9, 0, 1)"
+    answer = f"Here:\n```python\nassert {first}  # low\n1. assert {others[0]}\n\n- `assert {others[1]}`: high\n"
+    answer += f"assert {others[2]}```"
     assert read_tests(answer, "clip") == [f"assert {line}" for line in (first, *others)]
     assert len(read_tests("\n".join(f"assert clip({k}, 0, 9) == {k}" for k in range(20)), "clip")) == 8
 

@@ -241,9 +241,9 @@ def test_the_last_version_of_a_class_counts_and_helpers_may_have_decorators(item
     first = f"{whole}```\nWithout the sum:\n```python\n"  # a correction may be the beginning of the first version
     shorter = read_class(first.replace(".pop()", ".pop() + 1") + whole + "```", "Stack")
     assert ast.unparse(shorter.methods["pop"]).endswith(".pop()")
-    unused = "import numpy as np\nfrom .base import *\n"
-    (kept,) = read_class(f"{unused}import scipy\n{PUSH}    scipy.fft(x)\n", "Stack").imports
-    assert ast.unparse(kept) == "import scipy"
+    test = "import pytest\n\n@pytest.mark.slow\ndef test_push():\n    assert Stack().push(1)\n"
+    read = read_class(f"import numpy as np\nfrom .base import *\nimport math\n{PUSH}{test}", "Stack")
+    assert [ast.unparse(node) for node in read.imports] == ["import math"] and [*read.methods] == ["push"]
     cached = "from functools import cache\n@cache\ndef double(n):\n    return 2 * n\n"
     assert "\ndef double(n):" in merged(item, PUSH + POP + cached, HALF)
 

@@ -455,7 +455,7 @@ def test_what_stands_beside_a_function_does_not_replace_it(answer, source):
 
 def test_only_the_end_of_an_answer_is_a_repetition_that_was_cut_off():
     first, corrected = "def f(n):\n    return n * (n - 1) // 2 + n\n", "def f(n):\n    return n * (n - 1) // 2\n"
-    for end in ("```", "```\nThis is right.", "  ```"):
+    for end in ("```", "```\nThis is right:\n  - no loops", "  ```", "def test():\n    assert f("):
         code = read_function(f"```python\n{first}```\nThat would count loops:\n```python\n{corrected}{end}", "f")
         assert run(code.source)["f"](4) == 6
     for tail in ('    """Half."""\n    half = n', "    # other words\n    if n < 0:\n        return"):
@@ -466,8 +466,12 @@ def test_only_the_end_of_an_answer_is_a_repetition_that_was_cut_off():
 def test_a_cut_off_helper_of_main_does_not_replace_the_partners():
     main = "def f(xs):\n    return sorted(aux(xs))\n"
     tail = "```\n```python\ndef aux(xs):\n    result = []\n    for x in xs:\n        result.append(x)\n    return"
-    assert "def aux" in read_function(main + tail + " result", "f").source
-    assert "def aux" not in read_function(main + tail, "f").source
+    comment = "\n    # and"
+    for answer in (main + tail, main + tail + comment):
+        assert "def aux" not in read_function(answer, "f", has_partner=True).source
+        assert "def aux" in read_function(answer, "f").source
+    for answer in (f"{main + tail} result", f"{main + tail}\n```", f"{main + tail}\n\ndef test():\n    assert f("):
+        assert "def aux" in read_function(answer, "f", has_partner=True).source
 
 
 @pytest.mark.parametrize(
@@ -475,7 +479,7 @@ def test_a_cut_off_helper_of_main_does_not_replace_the_partners():
     [
         "import pytest\n\n@pytest.mark.parametrize('x', [1])\ndef test_f(x):\n    assert f(x) == 2",
         "import numpy as np\n\nones = np.ones(3)\n\ndef show():\n    return g(ones)\n\ndef g(x):\n    return x",
-        "from your_module import f as g\nfrom .base import *",
+        "from your_module import f as g\nfrom .base import *\nimport solution as other",
         "def demo(xs):\n    for x in xs:\n        f(x)\n    break",
     ],
 )
@@ -483,6 +487,10 @@ def test_what_a_function_does_not_need_cannot_end_its_program(tail):
     answer = "import math\n\n\ndef f(x):\n    return x + 1\n\n\ndef other(x):\n    return math.floor(x)\n\n\n"
     code = read_function(answer + tail, "f")
     assert run(code.source)["f"](1) == 2 and run(code.source)["other"](1.5) == 1
+    deep = "".join(f"{'  ' * k}try:\n" for k in range(25)) + "  " * 25 + "f(1)\n"
+    deep += "".join(f"{'  ' * k}finally:\n{'  ' * k}  pass\n" for k in reversed(range(25)))  # Python takes 20
+    code = read_function(f"{answer}def demo():\n{textwrap.indent(deep, '  ')}", "f")
+    assert run(code.source)["f"](1) == 2
     needed = read_function("import numpy as np\ndef f(x):\n    return np.sum(x)\n", "f")
     assert "import numpy" in needed.source
 

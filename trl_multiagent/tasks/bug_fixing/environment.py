@@ -51,7 +51,7 @@ FIX, TESTS, WRONG_TESTS, REWRITE = 2.0, 2.0, -0.5, -0.25
 CHECK_TIMEOUT = 1.0  # seconds for each test
 MAX_TESTS = 8
 LIST_MARK = re.compile(r"^(?:[-*•]|\d{1,2}[.)])\s+")
-QUOTED = re.compile(r"^`+([^`]*).*")
+QUOTED = re.compile(r"^`(.+)`[^`]*$")
 MAX_TEST_CHARS = 400
 MAX_DIGITS = 30  # of an integer in a test
 MAX_PLACES = 3  # characters of the places to which a test rounds: Python computes this power of ten
@@ -301,7 +301,7 @@ def read_tests(completion: str, entry_point: str) -> list[str]:
     calls = []
     for line in completion.splitlines() if len(completion) <= MAX_CHARS else ():
         try:
-            test, call = read_test(QUOTED.sub(r"\1", LIST_MARK.sub("", line.strip())), entry_point)
+            test, call = read_test(QUOTED.sub(r"\1", LIST_MARK.sub("", line.strip())).strip("`"), entry_point)
         except PARSE_ERRORS:
             continue
         if call not in calls:

@@ -25,6 +25,7 @@ from trl_multiagent.code.dependencies import (
     IMPORTS,
     Statement,
     all_tables,
+    binds_of,
     bound_names,
     can_be_written,
     is_foreign,
@@ -311,22 +312,22 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
 
 def read_class(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
-    tree, answer = read_module(completion), Answer()
+    (tree, source), answer = read_module(completion), Answer()
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     found = itertools.chain(functions_of(tree), *map(functions_of, owners))
     texts = {node: ast.unparse(node) for node in found if can_be_written(node)}
-    end = end_of(tree, completion)
+    foreign = binds_of(Statement(x, ast.unparse(x)) for x in tree.body if is_foreign(x))
+    end = end_of(tree, source, completion)
     for node in sorted(texts, key=lambda node: (not is_fragment(node, texts, end), node.lineno)):
+        if names_in(*node.decorator_list) & foreign:  # such as a test of the class
+            continue
         answer.methods[node.name] = node
         first = next((argument.arg for argument in node.args.posonlyargs + node.args.args), "")
         is_method = any(ast.unparse(decorator) in DECORATORS for decorator in node.decorator_list)
         if node in tree.body and first not in ("self", "cls") and not is_method:
             answer.outside.add(node.name)
-    read = names_in(*answer.methods.values())
-    for one in tree.body:
-        is_import = isinstance(one, IMPORTS) and getattr(one, "module", "") != "__future__"
-        if is_import and (not is_foreign(one) or read & Statement(one, ast.unparse(one)).binds):
-            answer.imports.append(one)
+    imports = [node for node in tree.body if isinstance(node, IMPORTS) and not is_foreign(node)]
+    answer.imports += [node for node in imports if getattr(node, "module", "") != "__future__"]
     return answer
 
 

@@ -399,7 +399,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     """
     prefix = read_problem(prompt, entry_point).prefix
     aux = read_function(aux_completion or "", AUX)
-    main = read_function(main_completion, entry_point)
+    main = read_function(main_completion, entry_point, has_partner=aux_completion is not None)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
     return Analysis(

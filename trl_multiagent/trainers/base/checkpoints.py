@@ -512,7 +512,8 @@ class CheckpointMixin(Trainer):
         best = self.args.metric_for_best_model
         metric = f"eval_{(best or '').removeprefix('eval_')}"
         is_known = any(metric in log for log in (metrics, *self.state.log_history))
-        if not best or is_known or any(metrics[name] for name in metrics if name.endswith("/reward_none")):
+        is_dropped = any(name.endswith("/reward_none") for name in metrics) and "eval_reward" not in metrics
+        if not best or is_known or is_dropped:
             if best and metrics.get(metric) is None:  # all rewards were dropped, or a logged metric is NaN
                 metrics[metric] = math.nan  # never the best, and no step of a scheduler
                 skip_scheduler = True
