@@ -110,11 +110,12 @@ ROWS: Rows = {
     "mbpp_alone_trained": ("grpo_mbpp_coder", FIRST, True),
     "mbpp_alone_fast": ("grpo_mbpp_coder", [*FIRST, "grpo.learning_rate=2.0e-4"], True),
 }
+SEEDS = ("", "_2", "_3")  # the ends of the names of rows with seeds 1, 2 and 3
 COMPARED = (
-    *(("small_untrained", f"small_trained{seed}") for seed in ("", "_2", "_3")),
+    *(("small_untrained", f"small_trained{seed}") for seed in SEEDS),
     ("small_alone", "small_alone_trained"),
     ("small_alone_plain", "small_alone_plain_trained"),
-    *((f"small_alone{kind}_trained", f"small_trained{s}") for kind in ("", "_plain") for s in ("", "_2", "_3")),
+    *((f"small_alone{kind}_trained", f"small_trained{s}") for kind in ("", "_plain") for s in SEEDS),
     ("small_published", "small_untrained"),
     ("small_untrained", "small_slow"),
     ("small_untrained", "small_iac"),
@@ -129,10 +130,10 @@ COMPARED = (
     ("alone", "alone_trained"),
     ("alone_trained", "trained"),
     ("he_published", "he_untrained"),
-    *(("he_untrained", f"he_trained{seed}") for seed in ("", "_2", "_3")),
+    *(("he_untrained", f"he_trained{seed}") for seed in SEEDS),
     ("he_alone", "he_alone_trained"),
     ("he_alone", "he_untrained"),
-    *(("he_alone_trained", f"he_trained{seed}") for seed in ("", "_2", "_3")),
+    *(("he_alone_trained", f"he_trained{seed}") for seed in SEEDS),
     ("mbpp_published", "mbpp_untrained"),
     ("mbpp_alone", "mbpp_untrained"),
     *(("mbpp_untrained", f"mbpp_{kind}") for kind in ("trained", "fast")),
@@ -316,7 +317,7 @@ def differences(found: dict[str, list[dict[str, Any]]]) -> list[str]:
             difference = difference_of(*(solved_within(found[row], length) for row in (after, before)))
             lines.append(f"{after} - {before}, within {length} tokens: {difference}")
     for before, after in MEANS:
-        trained = [found[f"{after}{seed}"] for seed in ("", "_2", "_3")]
+        trained = [found[f"{after}{seed}"] for seed in SEEDS]
         for metric, name in METRICS.items() if found[before] and all(trained) else ():
             mean = np.mean([values(episodes, metric) for episodes in trained], axis=0)
             lines.append(f"mean of {after} - {before}, {name}: {difference_of(mean, values(found[before], metric))}")

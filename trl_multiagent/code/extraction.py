@@ -102,20 +102,21 @@ def join_sources(*parts: str) -> str:
     return "\n\n\n".join(part for part in ("\n".join(future), *rest) if part) + "\n"
 
 
-def read_module(answer: str) -> tuple[ast.Module, str]:
+def read_module(answer: str) -> tuple[ast.Module, ast.stmt | None]:
     """
-    Returns the syntax tree of an answer, and its text: all of it, or else the runs of lines that are code, in its
-    fences if it has any. Of a class that does not parse as a whole, the parts that do are read as if they stood
-    outside of it.
+    Returns the syntax tree of an answer: of all of it, or else of the runs of lines that are code, in its fences if it
+    has any. Of a class that does not parse as a whole, the parts that do are read as if they stood outside of it. Also
+    returns the statement with which the answer ends, see [`_end_of`].
     """
-    good = []
-    for run, parses in _runs(_text_of(answer[:MAX_CHARS]), DEFINITION):
+    good, text = [], _text_of(answer[:MAX_CHARS])
+    for run, parses in _runs(text, DEFINITION):
         if not parses and run.startswith("class "):
             good += [part for part, is_code in _runs(textwrap.dedent(run.partition("\n")[2]), DEFINITION) if is_code]
         elif parses:
             good.append(run)
     source = "\n".join(good)
-    return _parse(source)[0] or ast.Module([], []), source
+    tree = _parse(source)[0] or ast.Module([], [])
+    return tree, _end_of(tree, source, text)
 
 
 def read_function(answer: str, name: str, has_partner: bool = False) -> Code:
@@ -130,11 +131,11 @@ def read_function(answer: str, name: str, has_partner: bool = False) -> Code:
     runs = _runs(text, re.compile(binding, re.MULTILINE))
     # The last `def` of the function that does not parse
     broken = next((run for run, parses in reversed(runs) if not parses and asked.search(run)), "")
-    text = "\n".join(run for run, parses in runs if parses)
-    tree = _parse(text)[0] or ast.Module([], [])
-    lines = text.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
+    good = "\n".join(run for run, parses in runs if parses)
+    tree = _parse(good)[0] or ast.Module([], [])
+    lines = good.encode(errors="surrogatepass").split(b"\n")  # a tree counts columns in bytes
     named = {x: _segment(lines, x) for x in tree.body if isinstance(x, FUNCTIONS) and x.name in (name, PARTNER)}
-    end = end_of(tree, text, answer)
+    end = _end_of(tree, good, text)
     fragments = [x for x in named if is_fragment(x, named, end)]
     if has_partner and isinstance(end, FUNCTIONS) and end.name == PARTNER and not _has_result(end):
         fragments.append(end)
@@ -201,16 +202,16 @@ def _text_of(answer: str) -> str:
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
-def end_of(tree: ast.Module, source: str, answer: str) -> ast.stmt | None:
+def _end_of(tree: ast.Module, source: str, text: str) -> ast.stmt | None:
     """
-    Returns the last statement of the code in an answer, also in a class, if the answer ends with it, or with a comment
-    in it, so that it may have been cut off.
+    Returns the last statement of the code in an answer, also in a class, if the answer's text ends with it, or with a
+    comment in it, so that it may have been cut off.
     """
     node = tree.body[-1] if tree.body else None
     while isinstance(node, ast.ClassDef):
         node = node.body[-1]
     last = source.split("\n")[node.end_lineno - 1] if node is not None and node.end_lineno else ""
-    line = next((line for line in reversed(_text_of(answer).split("\n")) if not NO_STATEMENT.match(line)), "")
+    line = next((line for line in reversed(text.split("\n")) if not NO_STATEMENT.match(line)), "")
     return node if line.strip() == last.strip() else None
 
 

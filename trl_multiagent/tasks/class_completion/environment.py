@@ -31,7 +31,7 @@ from trl_multiagent.code.dependencies import (
     is_foreign,
     names_in,
 )
-from trl_multiagent.code.extraction import end_of, is_fragment, read_module
+from trl_multiagent.code.extraction import is_fragment, read_module
 from trl_multiagent.code.sandbox import Program, Sandbox, Verdict
 from trl_multiagent.console import shown_line
 from trl_multiagent.environments.base import PASSED, History, JointAction, Outcome, Prompt, Prompts
@@ -312,12 +312,11 @@ def functions_of(node: ast.Module | ast.ClassDef) -> list[ast.FunctionDef]:
 
 def read_class(completion: str, class_name: str) -> Answer:
     """Reads an agent's answer: functions, or a class of that name with methods, in prose and fences or without."""
-    (tree, source), answer = read_module(completion), Answer()
+    (tree, end), answer = read_module(completion), Answer()
     owners = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == class_name]
     found = itertools.chain(functions_of(tree), *map(functions_of, owners))
     texts = {node: ast.unparse(node) for node in found if can_be_written(node)}
     foreign = binds_of(Statement(x, ast.unparse(x)) for x in tree.body if is_foreign(x))
-    end = end_of(tree, source, completion)
     for node in sorted(texts, key=lambda node: (not is_fragment(node, texts, end), node.lineno)):
         if names_in(*node.decorator_list) & foreign:  # such as a test of the class
             continue
