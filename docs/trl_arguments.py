@@ -22,6 +22,7 @@ DIFFERS = {
     "gradient_accumulation_steps": "only without `items_per_device`, which says how many items a step has",
     "logging_steps": "0.01 by default, a share of all steps: each step of up to 100",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
+    "num_completions_to_print": "3 by default, instead of all",
     "per_device_eval_batch_size": "by default the number of completions of a step's first turn",
     "scale_rewards": "only 'none'; see `advantage_normalization`",
 }

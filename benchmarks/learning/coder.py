@@ -6,6 +6,7 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
     python -m benchmarks.learning.coder --model path.gguf --arguments max_steps=10 --folder runs
     python -m benchmarks.learning.coder --show --folder runs              # the table as far as it is measured
     python -m benchmarks.learning.coder --answers 10 --show --folder runs # with answers before and after
+    python -m benchmarks.learning.coder he_trained --sampled --folder runs # also with four sampled answers
     python -m benchmarks.learning.coder --smoke                           # seconds: whether it runs
 
 A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
@@ -24,7 +25,8 @@ in `in_order`, main reads the helper; `alone` and `alone_trained` are one agent;
 configuration. Rows `he_*` are the same for 32 problems of HumanEval, with three seeds, and `mbpp_*` for 32 of MBPP,
 where the `fast` ones learn at twice the rate of their configurations.
 
-All answer once, greedily. Both rewards are computed from the same answers. Intervals (95 %) are over problems;
+All answer greedily, once a turn, with `--sampled` also four times at a temperature of 0.2. Both rewards are computed
+from the same answers, and for teams also without the text of `aux`. Intervals (95 %) are over problems;
 intervals of differences are Student's, over the differences of each problem.
 
 A training that was interrupted goes on from its last checkpoint. `--arguments` go to the trainers, and make no
@@ -40,11 +42,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.team_run import byte_tokenizer, machine, save_model
+from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.configs.recipes.demo.problems import demo_dataset
 from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.folders import LOG_FILE
 from trl_multiagent.report.run_page import read_lines
 from trl_multiagent.runs.evaluation import run_evaluation
 from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 
 
 # Name of each row -> its configuration, its changes, and whether it is trained, or the row whose team answers
@@ -59,6 +64,7 @@ HUMANEVAL = ["dataset.name=humaneval", "dataset.train_split=test[33:163]", "data
 HUMANEVAL += ["grpo.max_completion_length=160"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
+TWO_TURNS = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 ROWS: Rows = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
     "small_trained": ("magrpo_demo_coder", FIRST, True),
@@ -76,6 +82,8 @@ ROWS: Rows = {
     ),
     "small_iac": ("iac_demo_coder", FIRST, True),
     "small_madpo": ("madpo_demo_coder", FIRST, True),
+    "small_two_turns": ("magrpo_demo_coder", [*FIRST, *TWO_TURNS], False),
+    "small_two_turns_trained": ("magrpo_demo_coder", [*FIRST, *TWO_TURNS], True),
     "small_in_order": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], False),
     "small_in_order_trained": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], True),
     "small_in_order_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2", *IN_ORDER], True),
@@ -110,6 +118,12 @@ ROWS: Rows = {
     "mbpp_alone_trained": ("grpo_mbpp_coder", FIRST, True),
     "mbpp_alone_fast": ("grpo_mbpp_coder", [*FIRST, "grpo.learning_rate=2.0e-4"], True),
 }
+ITEMS = {  # which the rows with a prefix answer to
+    "small_": lambda: demo_dataset("test[:32]"),
+    "he_": lambda: load_code_dataset("humaneval", "test[:32]"),
+    "mbpp_": lambda: load_code_dataset("mbpp", "test[:32]"),
+    "": lambda: load_code_dataset("coophumaneval", "[:16]"),
+}
 SEEDS = ("", "_2", "_3")  # the ends of the names of rows with seeds 1, 2 and 3
 COMPARED = (
     *(("small_untrained", f"small_trained{seed}") for seed in SEEDS),
@@ -143,6 +157,9 @@ COMPARED = (
     *((f"mbpp_alone_{kind}", f"mbpp_{kind}") for kind in ("trained", "fast")),
 )
 MEANS = (("small_untrained", "small_trained"), ("he_untrained", "he_trained"))  # over three seeds
+# The folder of each evaluation in the folder of its row -> how the answers are sampled
+GREEDY = {".": ["--num_episodes", "1", "--temperature", "0"]}
+SAMPLED = {"sampled": ["--num_episodes", "4", "--temperature", "0.2"]}
 LENGTHS = (24, 28, 32, 40, 48, 64)  # of the tokens that one waits for
 METRICS = {
     "paper_reward": "published",
@@ -156,6 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
     parser.add_argument("--tokens", type=int, help="longest answer of an evaluation (default: as in training)")
     parser.add_argument("--answers", type=int, default=0, help="answers to show, before and after the training")
+    parser.add_argument("--sampled", action="store_true", help="evaluate with four sampled answers, too")
     options = parse_rows(parser, ROWS, "coder.json")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
@@ -164,10 +182,12 @@ def main() -> None:
             options.rows = ["small_untrained", "small_trained"]
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
-            measure(row, ROWS, options, folder)
+            measure(row, ROWS, options, folder, SAMPLED if options.sampled else GREEDY)
         found = {row: episodes_of(folder / row) for row in ROWS}
-        for line in [*table(found, folder), "", *chains(found), "", *courses(folder), "", *differences(found)]:
-            print(line)
+        drawn = {row: episodes_of(folder / row / name) for name in SAMPLED for row in ROWS}
+        tables = [table(found, folder), sampled(drawn), chains(found), cut(found), courses(folder), differences(found)]
+        for lines in tables:
+            print(*lines, "", sep="\n")
         for kind in ("small_", "", "he_", "mbpp_"):
             pairs = [*zip(found[f"{kind}untrained"], found[f"{kind}trained"], strict=False)]
             for before, after in pairs[: options.answers]:
@@ -204,11 +224,15 @@ def chat_model(folder: Path) -> str:
     return str(folder)
 
 
-def measure(row: str, rows: Rows, options: argparse.Namespace, folder: Path) -> None:
+def measure(
+    row: str, rows: Rows, options: argparse.Namespace, folder: Path, evaluations: dict[str, list[str]] = GREEDY
+) -> None:
     """Trains and evaluates a row, as far as it is not there."""
     config, changes, trained = rows[row]
     run, section = folder / (trained if isinstance(trained, str) else row) / "run", config.split("_")[0]
-    if (folder / row / "evaluation.json").is_file():
+    outputs = {folder / row / name: sampling for name, sampling in evaluations.items()}
+    missing = {output: sampling for output, sampling in outputs.items() if not (output / "evaluation.json").is_file()}
+    if not missing:
         return
     if not any(change.startswith("agent_model.name") for change in changes):
         changes = [f"agent_model.name={options.model}", *changes]
@@ -217,14 +241,10 @@ def measure(row: str, rows: Rows, options: argparse.Namespace, folder: Path) -> 
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
         run_recipe(section, None, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "coder")
-    evaluate(str(run) if trained else options.model, changes, options.tokens, folder / row)
-
-
-def evaluate(team: str, changes: list[str], tokens: int | None, folder: Path) -> None:
-    """Lets a team answer once, greedily, with at most so many tokens (by default, as in training)."""
-    sampling = ["--num_episodes", "1", "--temperature", "0"]
-    sampling += ["--max_completion_length", str(tokens)] if tokens else []
-    run_evaluation(None, [team, *changes, *sampling, "--output_dir", str(folder)], "coder")
+    team = str(run) if trained else options.model
+    length = ["--max_completion_length", str(options.tokens)] if options.tokens else []  # by default, as in training
+    for output, sampling in missing.items():
+        run_evaluation(None, [team, *changes, *sampling, *length, "--output_dir", str(output)], "coder")
 
 
 def episodes_of(folder: Path) -> list[dict[str, Any]]:
@@ -284,6 +304,28 @@ def difference_of(after: np.ndarray, before: np.ndarray) -> str:
     return f"{difference.mean():+.2f}" + ("" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]")
 
 
+def sampled(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Returns, as Markdown, the means of the sampled answers, and the differences of each problem's means."""
+    lines = head_of("sampled, row", *METRICS.values())
+    means = {
+        row: {name: values(episodes, name).reshape(-1, 4).mean(axis=1) for name in METRICS}
+        for row, episodes in found.items()
+        if episodes
+    }
+    for row, of in means.items():
+        lines.append(f"| `{row}` | {' | '.join(f'{of[name].mean():.2f}' for name in METRICS)} |")
+    for before, after in COMPARED:
+        if before in means and after in means:
+            cells = [difference_of(means[after][name], means[before][name]) for name in METRICS]
+            lines.append(f"| `{after}` - `{before}` | {' | '.join(cells)} |")
+    for before, after in MEANS:
+        if {before, *(f"{after}{seed}" for seed in SEEDS)} <= means.keys():
+            mean = {name: np.mean([means[f"{after}{seed}"][name] for seed in SEEDS], axis=0) for name in METRICS}
+            cells = [difference_of(mean[name], means[before][name]) for name in METRICS]
+            lines.append(f"| mean of `{after}` - `{before}` | {' | '.join(cells)} |")
+    return lines
+
+
 def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
     """Returns, as Markdown, the share of problems that each policy solves within a number of tokens."""
     lines = head_of("solved within", *[f"{length} tokens" for length in LENGTHS])
@@ -291,6 +333,26 @@ def chains(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         if episodes:
             shares = [f"{solved_within(episodes, length).mean():.2f}" for length in LENGTHS]
             lines.append(f"| `{row}` | {' | '.join(shares)} |")
+    return lines
+
+
+def cut(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Returns, as Markdown, what the last answers of each team are worth if the text of `aux` is cut."""
+    names = ("earned_reward", "passed", "test_pass_rate")
+    lines = head_of("`aux` cut", *[title for name in names for title in (METRICS[name], "difference")])
+    with Sandbox() as sandbox:
+        environment = CodeGenerationEnvironment(sandbox=sandbox)
+        for row, episodes in found.items():
+            if not episodes or len(episodes[0]["turns"][-1]["completions"]) < 2:
+                continue
+            items = next(load for prefix, load in ITEMS.items() if row.startswith(prefix))().to_list()
+            actions = [{**episode["turns"][-1]["completions"], "aux": ""} for episode in episodes]
+            outcomes = environment.evaluate(items, actions, [()] * len(items))
+            cells = []
+            for name in names:
+                alone = np.array([outcome.metrics[name] for outcome in outcomes])
+                cells += [f"{alone.mean():.2f}", difference_of(alone, values(episodes, name))]
+            lines.append(f"| `{row}` | {' | '.join(cells)} |")
     return lines
 
 
