@@ -427,7 +427,7 @@ from trl_multiagent.cli import main
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
 config = PreferenceConfig(output_dir=folder, preference_num_candidates=4, max_completion_length=6)
 collected = collect_preferences(tiny_team(), tiny_environment(), tiny_items(4), config)
-main(["push", folder, "user/preferences", "--commit_message", "Round 0"])
+main(["push", folder, "user/preferences"])
 datasets.config.HF_HUB_OFFLINE = datasets.config.HF_DATASETS_OFFLINE = False
 loaded = load_preferences("user/preferences", ("aux", "main"))
 result = [len(collected), collected.to_list() == loaded.to_list()]
@@ -436,7 +436,9 @@ result = [len(collected), collected.to_list() == loaded.to_list()]
     assert number > 4 and equal
     repo = server.repos["datasets/user/preferences"]
     assert set(repo.files()) == {".gitattributes", "README.md", "data/train-00000-of-00001.parquet"}
-    assert repo.messages[-1] == "Round 0" and b"| preference_num_candidates | 4 |" in repo.files()["README.md"]
+    assert (
+        repo.messages[-1] == "Upload preferences" and b"| preference_num_candidates | 4 |" in repo.files()["README.md"]
+    )
     code = """
 from trl_multiagent.preferences import push_preferences
 (Path(folder) / "collection.json").unlink()

@@ -10,14 +10,14 @@ import yaml
 from datasets import Dataset
 from trl import ModelConfig, get_peft_config
 
-from trl_multiagent import AgentTeam
+from trl_multiagent import AgentTeam, MAGRPOConfig
 from trl_multiagent.code.sandbox import sandbox
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
 from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.runs import run as runs_run
-from trl_multiagent.runs.plan import print_plan, rollout_lines
+from trl_multiagent.runs.plan import num_evaluations, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import prepare_run
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.runs.training import set_up_wandb
@@ -322,6 +322,8 @@ def test_resuming(parse, error_of, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_ID", "8")
     assert "no checkpoint" in error_of({"output": {"base_dir": str(run.parent)}}, "--resume_from_checkpoint", "true")
     assert parse({}).resume_from_checkpoint is None
+    monkeypatch.chdir(run / "checkpoint-2")
+    assert parse({}, "--resume_from_checkpoint", ".").run_folder == run
 
 
 def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
@@ -332,6 +334,22 @@ def test_the_merged_settings_are_the_same_recipe(parse, monkeypatch):
     again = prepare_run(settings, make_training_args(settings))
     assert again.merged == recipe.merged
     assert again.training_args.to_dict() == recipe.training_args.to_dict()
+
+
+def test_flags_win_over_the_section_of_the_algorithm(parse):
+    sections = {"magrpo": {"chat_template_kwargs": {"enable_thinking": True}}}
+    flags = ("--chat_template_kwargs", "{enable_thinking: false}")
+    assert parse(sections, *flags).training_args.chat_template_kwargs == {"enable_thinking": False}
+
+
+def test_the_size_of_an_update_is_shared_among_processes(parse, monkeypatch):
+    monkeypatch.setattr(MAGRPOConfig, "world_size", 4)
+    assert parse({"magrpo": {"rollout_buffer_size": 8}}).training_args.items_per_device == 2
+
+
+def test_evaluations_at_shares_of_the_steps_are_counted(parse):
+    args = parse({}, "--eval_strategy", "steps", "--eval_steps", "0.1", "--eval_on_start").training_args
+    assert num_evaluations(args, 100) == 11
 
 
 def test_torch_dtype_is_what_is_computed_in(parse):

@@ -79,7 +79,7 @@ def make_parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     push("--private", action="store_true", default=None, help="Make the repository private if it is created.")
     push("--token", help="Token with write access; by default from `hf auth login` or HF_TOKEN.")
     push("--revision", metavar="BRANCH", help="Branch, created if it does not exist; by default main.")
-    push("--commit_message", metavar="TEXT", default="Upload team", help="Message of the commit.")
+    push("--commit_message", metavar="TEXT", default=argparse.SUPPRESS, help="Message of the commit.")
     push("--create_pr", action="store_true", help="Open a pull request instead.")
     parsers["init"].add_argument("folder", nargs="?", default=".", help="By default the working directory.")
     report = parsers["report"].add_argument
@@ -233,10 +233,13 @@ def reproduce(
 def train(algorithm: str, argv: Sequence[str], options: argparse.Namespace | None) -> None:
     """Trains in processes that `options` describe, or in this one."""
     from trl_multiagent.runs.run import read_settings, run_recipe
+    from trl_multiagent.settings.read import fail
 
     prog = f"trl-multiagent train {algorithm}"
     if options is None:
         return run_recipe(algorithm, None, argv, prog=prog)
+    if options.jobs > 1 and not options.seeds:
+        fail(prog, "--jobs is the number of runs at the same time: give --seeds, too.")
     if options.seeds:
         from trl_multiagent.runs.seeds import print_results, train_with_seeds
 

@@ -13,8 +13,9 @@ A row is a policy. Rows `small_*` answer to the first 32 held-out problems of th
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
 prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
 a third of the rate, twice as long; `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
-`madpo_demo_coder`. In `small_in_order`, main reads aux's helper before it answers, and `small_in_order_trained` is
-this team after ten steps, also with another seed.
+`madpo_demo_coder`, and `small_marlhf` after `marlhf_demo_coder`, from the preferences of `small_madpo`. In
+`small_in_order`, main reads aux's helper before it answers, and `small_in_order_trained` is this team after ten steps,
+also with another seed.
 `small_alone` and `small_alone_trained` are one agent that is shown the same solved problems with both functions,
 `small_alone_plain` and `small_alone_plain_trained` one that is shown a single function for each.
 
@@ -26,8 +27,8 @@ configuration. Rows `he_*` are the same for 32 problems of HumanEval, with three
 where the `fast` ones learn at twice the rate of their configurations.
 
 All answer greedily, once a turn, with `--sampled` also four times at a temperature of 0.2. Both rewards are computed
-from the same answers, and for teams also without the text of `aux`. Intervals (95 %) are over problems;
-intervals of differences are Student's, over the differences of each problem.
+from the same answers, and for teams also without the text of `aux`. Intervals (95 %) are over problems; intervals of
+differences are Student's, over the differences of each problem.
 
 A training that was interrupted goes on from its last checkpoint. `--arguments` go to the trainers, and make no
 difference to rows that are there. A row that is not there is marked.
@@ -64,6 +65,7 @@ HUMANEVAL = ["dataset.name=humaneval", "dataset.train_split=test[33:163]", "data
 HUMANEVAL += ["grpo.max_completion_length=160"]
 IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
+COLLECTED = f"marlhf.preference_dataset={RUNS}/small_madpo/run/_preferences"  # what MADPO has learned from
 TWO_TURNS = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
 ROWS: Rows = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
@@ -82,6 +84,7 @@ ROWS: Rows = {
     ),
     "small_iac": ("iac_demo_coder", FIRST, True),
     "small_madpo": ("madpo_demo_coder", FIRST, True),
+    "small_marlhf": ("marlhf_demo_coder", [*FIRST, COLLECTED], True),
     "small_two_turns": ("magrpo_demo_coder", [*FIRST, *TWO_TURNS], False),
     "small_two_turns_trained": ("magrpo_demo_coder", [*FIRST, *TWO_TURNS], True),
     "small_in_order": ("magrpo_demo_coder", [*FIRST, *IN_ORDER], False),
@@ -134,6 +137,9 @@ COMPARED = (
     ("small_untrained", "small_slow"),
     ("small_untrained", "small_iac"),
     ("small_untrained", "small_madpo"),
+    ("small_untrained", "small_marlhf"),
+    ("small_two_turns", "small_two_turns_trained"),
+    ("small_trained", "small_two_turns_trained"),
     *(("small_in_order", f"small_in_order_trained{seed}") for seed in ("", "_2")),
     ("small_trained", "small_in_order_trained"),
     ("published", "untrained"),

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ from evaluated import TASK, evaluate
 from trl_multiagent import AgentTeam
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
-from trl_multiagent.runs.evaluation import message_policies
+from trl_multiagent.runs.evaluation import StopWhenSpent, message_policies
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.read import ConfigError
 
@@ -20,6 +21,7 @@ from tiny import tiny_team
 
 
 ITEMS = 4
+HELPERS = Path(__file__).parents[1] / "helpers"
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,34 @@ def test_the_control_is_one_agent_trained_at_the_cost_of_the_team(trained, compa
     assert cost["env_steps"] == 6 and cost["optimizer_steps"] == 2 and 12 <= cost["generated_tokens"] <= 6 * 2 * 6
     assert own["env_steps"] >= cost["env_steps"]
     assert own["optimizer_steps"] == settings["max_steps"] == 2  # a batch of its trees has 3 items with 2 answers
+
+
+def test_two_processes_train_a_control_and_compare_it(trained, forked, tmp_path):
+    arguments = [trained / "run_0", "--control", "single_agent", "--output_dir", tmp_path / "two"]
+    done = forked.run(HELPERS / "evaluated.py", *arguments, processes=2)
+    assert done.codes == [0, 0], done.stderr[-3000:]
+    assert report(tmp_path / "two")["control"]["single_agent"]
+
+
+def test_an_interrupted_control_goes_on(trained, tmp_path, monkeypatch):
+    run = changed(trained, tmp_path / "run", num_iterations=1, save_strategy="steps", save_steps=1)
+    (run / "training_cost.json").write_text(
+        json.dumps({"env_steps": 18, "generated_tokens": 18, "optimizer_steps": 3})
+    )
+    steps, on_step_end = [], StopWhenSpent.on_step_end
+
+    def record(self, args, state, control, **kwargs):
+        steps.append(state.global_step)
+        if steps == [1, 2]:
+            raise RuntimeError("interrupted")
+        on_step_end(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(StopWhenSpent, "on_step_end", record)
+    argv = (run, "--control", "single_agent", "--output_dir", tmp_path / "results")
+    with pytest.raises(RuntimeError, match="interrupted"):
+        evaluate(*argv)
+    evaluate(*argv)
+    assert steps == [1, 2, 2, 3]
 
 
 def changed(trained, run, **changes):

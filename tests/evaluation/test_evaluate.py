@@ -23,7 +23,7 @@ from trl_multiagent.runs.evaluation_settings import USED, algorithm_of, find_con
 from trl_multiagent.settings.read import CONFIGS, RECIPES, ConfigError, read_yaml, renamed
 
 from pages import read_page
-from tiny import Workflow, count_reward, team_of, tiny_team
+from tiny import Workflow, count_reward, team_of, tiny_items, tiny_team
 
 
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -210,6 +210,10 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, refus
         ([plain, "--override", "magrpo.num_agents=1"], "has the roles aux, main, but the task has main"),
     ]:
         assert message in refused(evaluate, *arguments, *([] if "--output_dir" in arguments else out))
+    sets = dataclasses.replace(
+        TASK, load_datasets=lambda s: (tiny_items(4), {"easy": tiny_items(2), "hard": tiny_items(2)})
+    )
+    assert "the evaluation sets easy, hard" in refused(evaluate, plain, *out, task=sets)
     assert "it always has the roles aux, main" in refused(
         evaluate, plain, "--baselines", "raw_single_agent", *out, task=no_single
     )
@@ -292,7 +296,7 @@ def test_the_file_of_a_run_of_a_known_task_is_used(runs, tmp_path, monkeypatch, 
 def test_runs_with_the_settings_of_every_recipe_need_no_consent_but_for_games_and_prompts(tmp_path):
     asked = {"nim": "seats", "nim_smollm2": "seats", "hanabi": "textarena.game"}  # they may load models and run code
     teams = [f"magrpo_{name}_coder" for name in ("mbpp", "he", "che", "demo")]
-    asked |= dict.fromkeys([*teams, "iac_demo_coder", "madpo_demo_coder"], "prompt_files.aux")
+    asked |= dict.fromkeys([*teams, "iac_demo_coder", "madpo_demo_coder", "marlhf_demo_coder"], "prompt_files.aux")
     asked |= dict.fromkeys(["grpo_mbpp_coder", "grpo_demo_coder"], "prompt_files.main")
     asked |= dict.fromkeys(["magrpo_classeval_coder", "grpo_classeval_coder"], "prompt_files.methods")
     families = ("block_building", "bug_fixing", "class_completion", "writing")

@@ -14,6 +14,7 @@ from scripts import algorithm_of
 from trl_multiagent import FunctionEnvironment
 from trl_multiagent.configs.recipes.demo.task import TASK as CODE_GENERATION
 from trl_multiagent.runs.run import run_recipe
+from trl_multiagent.runs.seeds import make_report, print_results
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 from trl_multiagent.trainers.madpo_trainer import MADPOTrainer
 
@@ -212,6 +213,8 @@ def test_rounds(run, capsys):
     teams = [Path(f"whole/_rounds/teams/round_{k}") for k in range(3)]
     assert same_teams(teams[2], "whole") and not same_teams(teams[1], teams[2]) and not same_teams(teams[0], teams[1])
     assert "whole/_rounds" not in Path("whole/README.md").read_text()
+    print_results([Path("whole")])  # as of several seeds: those of the last round
+    assert Path("report.html").is_file() and make_report(["whole"]) == Path("whole/report.html")
 
     argv = [*ITERATIVE, "--override", "dataset.eval_split=test"]
     for training, step in ((1, 2), (2, 1)):

@@ -483,6 +483,11 @@ def test_a_team_that_is_saved_elsewhere_has_its_card_beside_it(config, script, f
     for snippet in re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL):
         exec(snippet, {})
 
+    (tmp_path / "link").symlink_to("run")  # the folder of the run by another name
+    argv = [*SMALL, "--max_steps", "2", "--resume_from_checkpoint", "auto", "--output.save_path", "link"]
+    done = forked.run(script, "run", "magrpo", "--config", path, *argv, cwd=tmp_path)
+    assert done.codes == [0], done.stderr[-3000:]
+
 
 def test_a_run_that_was_killed_while_it_saved_its_team_saves_it(module, tiny_model, monkeypatch, capsys):
     """The last step is in the middle of an epoch, and the best checkpoint is not the last one."""

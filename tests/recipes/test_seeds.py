@@ -95,7 +95,7 @@ def test_complete_runs_are_skipped_and_signals_named(capsys):
     status, calls = run(*TRAIN, "--output_dir=runs", *more, "--output_dir", "runs", "--seeds", "0,2")
     assert status == 0 and [call[call.index("--seed") + 1] for call in calls] == ["9", "0", "2"]
     # Each team is saved in the folder of its run: of a flag that is given twice, the last one counts
-    assert calls[2][-6:] == ["--override", "output.save_path=null", "--seed", "2", "--output_dir", "runs/seed_2"]
+    assert calls[2][-6:] == ["--output.save_path", "null", "--seed", "2", "--output_dir", "runs/seed_2"]
     arguments, _ = make_parser("magrpo").parse_known_args([])
     layers = read_layers("magrpo", arguments, [*calls[2][-2:], "--output_dir=x"])
     assert layers[2] == {"magrpo": {"output_dir": "x"}}
@@ -108,6 +108,7 @@ def test_complete_runs_are_skipped_and_signals_named(capsys):
         (("--seeds", "1,01"), "not a list of distinct seeds"),
         (("--seeds", "0,x"), "not a list of distinct seeds"),
         (("--seeds", "0,1", "--seed=3"), "--seed cannot be combined with --seeds"),
+        (("--jobs", "3"), "give --seeds, too"),
         (("--seeds", "0", "--resume_from_checkpoint", "true"), "goes on by itself"),
     ],
 )

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from accelerate.utils import gather, gather_object, reduce
 from trl_multiagent.environments.task_errors import UnavailableError, describe
 from trl_multiagent.jobs.fingerprint import differences, format_value
 from trl_multiagent.jobs.signals import REQUEST, Overdue
+
+
+# A process without work waits for the others, for as long as they need: if one ends, its launcher ends all
+LONGEST_WAIT = timedelta(days=1)
 
 
 class OtherProcessError(RuntimeError):
@@ -30,7 +35,7 @@ def start_processes() -> PartialState:
     """
     with connecting():
         # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
-        state = PartialState(cpu=not torch.accelerator.is_available())
+        state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and state.num_processes == 1:
         raise ValueError(f"{launched} processes were launched, but are not connected: check the accelerate config.")

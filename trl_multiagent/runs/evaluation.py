@@ -49,7 +49,7 @@ from trl_multiagent.runs.training import train
 from trl_multiagent.settings.algorithms import ALGORITHMS, ROLLOUTS
 from trl_multiagent.settings.derive import Settings, check_models
 from trl_multiagent.settings.read import ConfigError, config_errors, read_yaml
-from trl_multiagent.settings.schema import algorithm_keys
+from trl_multiagent.settings.schema import AUTO, algorithm_keys
 from trl_multiagent.trainers.base.rollout_trainer import RolloutTrainer
 
 
@@ -199,6 +199,8 @@ def load_items(evaluation: Evaluation) -> Dataset:
     train, items = evaluation.settings.task.datasets(settings_for_task(evaluation))
     if evaluation.arguments.dataset and not evaluation.arguments.split:
         items = train
+    if isinstance(items, dict):
+        raise ConfigError(f"The task has the evaluation sets {', '.join(items)}; an evaluation plays one of them.")
     if not items:
         raise ConfigError(
             "There are no items to evaluate on: set `dataset.eval_split` or --split, such as --split 'test[:50]', "
@@ -508,6 +510,7 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | None) -> dict[
             "early_termination_threshold": None,  # the reward of one agent may have another maximum
             "max_completion_length": num_agents * length,
             "output_dir": str(folder),
+            "resume_from_checkpoint": AUTO,
             "report_to": "none",
             "push_to_hub": False,
         }

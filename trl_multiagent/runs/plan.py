@@ -161,7 +161,8 @@ def num_evaluations(args: RolloutConfig, steps: int) -> int:
     """Counts the evaluations in a number of optimizer steps."""
     if args.eval_strategy.value == "epoch":
         return math.ceil(args.num_train_epochs)
-    return bool(args.eval_on_start) + steps // max(1, int(args.eval_steps or 1))
+    every = args.eval_steps or 1  # below 1, a share of the steps
+    return bool(args.eval_on_start) + steps // max(1, math.ceil(every * steps if every < 1 else every))
 
 
 def count(number: int | None, one: str) -> str:

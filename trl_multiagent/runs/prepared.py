@@ -291,7 +291,7 @@ def choose_folder(settings: Settings, prefix: str) -> tuple[str, str | None]:
     folder = output_dir or str(Path(settings.output.base_dir) / f"{prefix}_{names[0]}")
     if isinstance(resume, str) and resume != AUTO:
         read_checkpoint(resume)  # the folder of a run is none
-        return output_dir or str(Path(resume).parent), resume
+        return output_dir or str(Path(resume).resolve().parent), resume
     if resume and not settings.has_named_folder:
         raise ConfigError("`resume_from_checkpoint` continues the run that RUN_ID or `output_dir` names: set one.")
     last = last_checkpoint(folder)

@@ -60,7 +60,7 @@ from trl_multiagent.settings.read import ConfigError, config_errors
 from trl_multiagent.settings.schema import AUTO, PEFT_DEFAULTS, RewardSettings
 from trl_multiagent.team.load import build
 from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
-from trl_multiagent.trainers.joint_reward_trainer import REPORT_FILE, JointRewardTrainer
+from trl_multiagent.trainers.joint_reward_trainer import HELD_OUT_FILE, JointRewardTrainer
 
 
 # In the folder of the run. Names with an underscore are not pushed
@@ -103,6 +103,8 @@ def run_preferences(settings: Settings) -> None:
             if results and run.args.resume_changes != "allow":
                 run.stage.check()
             run.items, run.eval_items = prepared.load_datasets()
+            if run.in_rounds and isinstance(run.eval_items, dict):
+                raise ConfigError(f"The task has the evaluation sets {', '.join(run.eval_items)}; rounds need one.")
         check_run(prepared, run.environment, run.items)
         with end_with_one_line(prog):
             run_stages(run, results)
@@ -598,7 +600,7 @@ def train_reward_model(
         text = "no pairs were held out to measure it"
         if facts:
             ordered = f"{facts['accuracy']:.0%} of {facts['pairs']} held-out pairs in the right order"
-            text = f"{ordered}, margin {facts['margin']:.2f} ({REPORT_FILE})"
+            text = f"{ordered}, margin {facts['margin']:.2f} ({HELD_OUT_FILE})"
         print(f"Reward model in {folder}: {text}", flush=True)
 
 

@@ -245,7 +245,7 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s --config FILE [--override KEY=VALUE ...] [--dry_run] [--FIELD VALUE ...]",
-        description=f"Trains a team with the settings of the section '{algorithm}'. A flag wins over --override, and "
+        description=f"Takes the settings of the section '{algorithm}'. A flag wins over --override, and "
         "--override over the file.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -268,7 +268,7 @@ def make_parser(algorithm: str, prog: str | None = None) -> argparse.ArgumentPar
         nargs="+",
         action="extend",
         default=[],
-        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.num_turns=2.",
+        help=f"Single settings, such as agent_model.name=Qwen/Qwen2.5-0.5B {algorithm}.learning_rate=1e-5.",
     )
     recipe.add_argument("--dry_run", action="store_true", help="Check everything, print the plan, stop.")
     return parser

@@ -67,7 +67,7 @@ def train_with_seeds(
         command = [sys.executable, *PROGRAM, "train", algorithm, *launch_flags, *argv]
         command += ["--resume_from_checkpoint", "auto"]
         if settings.output.save_path:  # each team is saved in the folder of its run
-            command += ["--override", "output.save_path=null"]
+            command += ["--output.save_path", "null"]
         runs = [folder / f"seed_{seed}" for seed in seeds]
         commands = {
             run.name: [*command, "--seed", str(seed), "--output_dir", str(run)]  # the last folder counts
@@ -109,7 +109,8 @@ def print_results(runs: Sequence[Path]) -> None:
     from trl_multiagent.report.curves import group_table, series_of
     from trl_multiagent.report.run_page import read_run
 
-    results = [series_of(read_run(run).logs) for run in runs]
+    last = [max(runs_in(run), key=lambda path: (len(path.name), path.name)) for run in runs]  # of rounds
+    results = [series_of(read_run(run).logs) for run in last]
     print("", *text_table(group_table({"mean of the seeds": results})), "", sep="\n")
     print(f"Report           {make_report([str(runs[0].parent)])}")
     command = shlex.join(["evaluate", *map(str, runs), "--config", str(runs[0] / RECIPE_FILE)])
@@ -206,11 +207,11 @@ def runs_in(folder: Path) -> list[Path]:
     """Returns the folder itself if it is a run's, or else the folders of the runs in it."""
     if (folder / RUN_FILE).is_file():
         return [folder]
-    # The controls of an evaluation in the folder are runs, too
+    # The controls of an evaluation in the folder are runs, too, and so are the rounds of a run
     runs = [
         path.parent
-        for pattern in (f"*/{RUN_FILE}", f"*/controls/*/{RUN_FILE}")
-        for path in sorted(folder.glob(pattern))
+        for pattern in ("*", "*/controls/*", "_rounds/*", "*/_rounds/*")
+        for path in sorted(folder.glob(f"{pattern}/{RUN_FILE}"))
     ]
     if not runs:
         raise ValueError(

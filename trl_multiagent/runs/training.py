@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from accelerate import PartialState
 from datasets import Dataset
 from omegaconf import OmegaConf
 from transformers import Trainer, TrainerCallback
@@ -38,6 +39,7 @@ def train_on_rollouts(settings: Settings) -> None:
             train_dataset, eval_dataset = run.load_datasets()
         check_run(run, environment, train_dataset)
         train(run, environment, train_dataset, eval_dataset)
+    PartialState().destroy_process_group()
 
 
 def train(
@@ -61,7 +63,6 @@ def train(
     with end_with_one_line(run.prog):
         train_and_save(run, trainer)
     trainer.accelerator.wait_for_everyone()  # a process that exits while another one still communicates would abort it
-    trainer.accelerator.end_training()
 
 
 def train_and_save(run: PreparedRun, trainer: Trainer) -> None:
@@ -98,7 +99,7 @@ def save_results(run: PreparedRun, trainer: Trainer) -> None:
         trainer.save_model(str(run.team_folder), _internal_call=True)  # this does not push
     with fail_together(trainer.accelerator), writing("The team is saved; its card", run.run_folder):
         trainer.create_model_card(dataset_name=dataset_name)
-        source, target = run.run_folder.absolute(), run.team_folder.absolute()
+        source, target = run.run_folder.resolve(), run.team_folder.resolve()
         if trainer.is_world_process_zero() and source != target:
             for file in (RECIPE_FILE, CARD_FILE):
                 if (source / file).is_file():

@@ -433,7 +433,8 @@ def batch_arguments(settings: Settings, args: Any) -> dict[str, Any]:
             arguments["per_device_train_batch_size"] = max(1, pairs // at_once)
     else:
         if extras.rollout_buffer_size:
-            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // sum(args.nodes_per_turn))
+            nodes = sum(args.nodes_per_turn) * args.world_size
+            arguments["items_per_device"] = max(1, extras.rollout_buffer_size // nodes)
         items_per_step = arguments.get("items_per_device", args.items_per_device) * args.world_size
         steps = steps and steps * args.num_iterations // items_per_step
     if extras.eval_interval is not None:

@@ -22,7 +22,7 @@ from trl_multiagent.console import one_line
 from trl_multiagent.environments.task import Task
 from trl_multiagent.limits import TYPED, check_value, short
 from trl_multiagent.settings.algorithms import ACTOR_CRITICS, ALGORITHMS, ITERATIVE
-from trl_multiagent.settings.schema import TRL_FLAGS, AgentModel, known_settings
+from trl_multiagent.settings.schema import TRL_FLAGS, AgentModel, algorithm_keys, known_settings
 
 
 CONFIGS = Path(trl_multiagent.__file__).parent / "configs"  # links in a checkout, copies in an installed package
@@ -224,7 +224,8 @@ def flag_layer(algorithm: str, flags: Mapping[str, list[str]]) -> Layer:
         value = values if len(values) > 1 else values[0]
         if name in ("gpus", "num_gpus", "nproc_per_node"):
             raise ConfigError(f"--{name}: the number of processes, one per GPU, is --num_processes.")
-        section = "agent_model" if name in vars(AgentModel()) else algorithm
+        is_own = name == "chat_template_kwargs" and name in algorithm_keys(algorithm)  # which wins over the model's
+        section = "agent_model" if name in vars(AgentModel()) and not is_own else algorithm
         path = name if "." in name else f"{section}.{name}"
         set_once(layer, f"--{name}", TRL_FLAGS.get(name, path), value)
     return layer

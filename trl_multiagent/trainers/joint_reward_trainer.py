@@ -43,7 +43,7 @@ from trl_multiagent.trainers.joint_reward_config import JointRewardConfig
 
 logger = logging.get_logger(__name__)
 
-REPORT_FILE = "held_out.json"
+HELD_OUT_FILE = "held_out.json"
 ANSWERS = ("chosen_ids", "rejected_ids")  # columns of TRL's tokenization
 
 
@@ -255,7 +255,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         facts = {"pairs": len(self.eval_dataset), "texts_cut": self.num_cut}
         facts |= {name: metrics[f"eval_{name}"] for name in ("accuracy", "margin")}
         if self.is_world_process_zero():
-            write_json(Path(self.args.output_dir) / REPORT_FILE, facts)
+            write_json(Path(self.args.output_dir) / HELD_OUT_FILE, facts)
         return facts
 
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT

@@ -1,5 +1,6 @@
 """The family of bug fixing: items, mutants, prompts, reward, demo, recipes."""
 
+import json
 import random
 import statistics
 
@@ -97,6 +98,10 @@ def test_the_seed_selects_the_faults():
 def test_data_without_faults_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no faults for 'coophumaneval'"):
         load_bug_dataset("coophumaneval")
+    row = dict.fromkeys(("task_id", "entry_point", "test", "reference"), "a") | {"mutants": [{"passed": 1}]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(ValueError, match="row 1, a mutant: field `program` is missing"):
+        load_bug_dataset(str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_text('{"task_id": "a"}')
     with pytest.raises(ValueError, match="row 1: field `entry_point` is missing"):
         load_bug_dataset(str(tmp_path / "rows.jsonl"))

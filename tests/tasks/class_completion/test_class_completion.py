@@ -137,6 +137,9 @@ def test_an_item_has_the_tests_that_tell_right_from_wrong(item, tmp_path, sandbo
     write_rows([ROW], path)
     with pytest.raises(ValueError, match="row 1: field `methods` is missing"):
         load_class_dataset(str(path), sandbox=sandbox)
+    write_rows([{name: x for name, x in item.items() if name != "tests"}], path)
+    with pytest.raises(ValueError, match="row 1: field `tests` is missing"):
+        load_class_dataset(str(path), sandbox=sandbox)
     write_rows([item | {"tests": None}], path)
     with pytest.raises(ValueError, match="no class has tests that its reference passes"):
         load_class_dataset(str(path), sandbox=sandbox)

@@ -28,6 +28,7 @@ QUIXBUGS = "quixbugs"
 # For each benchmark with faults, the ending of its file
 BENCHMARKS = {"humaneval": "_bugs", "mbpp_sanitized": "_bugs", QUIXBUGS: ""}
 FIELDS: dict[str, type] = {**dict.fromkeys(("task_id", "entry_point", "test", "reference"), str), "mutants": list}
+MUTANT: dict[str, type] = {"program": str, "passed": int}
 
 
 def load_bug_dataset(name: str, split: str | None = None, num_mutants: int = 3, seed: int = 0) -> Dataset:
@@ -62,6 +63,8 @@ def load_bug_dataset(name: str, split: str | None = None, num_mutants: int = 3, 
         )
     for number, row in enumerate(rows, 1):
         check_fields(row, FIELDS, f"{name}, row {number}")
+        for mutant in filter(None, (row.get("own_fault"), *row["mutants"])):
+            check_fields(mutant, MUTANT, f"{name}, row {number}, a mutant")
     items = make_items(rows, num_mutants, seed)
     if not items:
         raise ValueError(f"{name}, split {split or 'test'}: no function has a mutant that fails its tests.")

@@ -37,6 +37,7 @@ FIELDS: dict[str, type] = {
     **dict.fromkeys(("task_id", "class_name", "skeleton", "test"), str),
     **dict.fromkeys(("methods", "method_tests", "uses", "weights", "parameters"), list),
 }
+NULLABLE = ("imports", "reference", "tests", "counting", "check_timeout")  # of a class that is left out
 
 
 def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | None = None) -> Dataset:
@@ -63,9 +64,11 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
     rows = load_rows(CLASSEVAL if name == HUB_ID else name, None, split)
     for number, row in enumerate(rows, 1):
         check_fields(row, FIELDS, f"{name}, row {number}")
+        if missing := [field for field in NULLABLE if field not in row]:
+            raise ValueError(f"{name}, row {number}: field `{missing[0]}` is missing.")
     kept = [row for row in rows if row["tests"]]
-    if any(row["folder"] for row in kept) and not (sandbox or Sandbox()).has_folders():
-        able = [row for row in kept if not row["folder"]]
+    if any(row.get("folder") for row in kept) and not (sandbox or Sandbox()).has_folders():
+        able = [row for row in kept if not row.get("folder")]
         logger.warning(
             "%s: %d of %d classes are left out, because the sandbox has no folder for their files.",
             name,
