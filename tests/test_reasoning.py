@@ -44,7 +44,7 @@ from trl_multiagent.rollout.history import render_chat
 from trl_multiagent.rollout.sampler import TeamSampler, TransformersGenerator, cut_off
 from trl_multiagent.rollout.trace import trace_rows
 from trl_multiagent.rollout.tree import Node, play_episodes
-from trl_multiagent.team.load import TeamLoader
+from trl_multiagent.team.load import TeamLoader, load_player
 from trl_multiagent.trainers import madpo_trainer
 
 from tiny import byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
@@ -491,7 +491,7 @@ def test_only_left_out_ends_of_prompts_are_warned_of(tmp_path, caplog, monkeypat
         assert sum("is not a prefix" in x and "'<think>\\n'" in x for x in caplog.messages) == number
 
 
-def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
+def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path, monkeypatch):
     tokenizer = tokenizer_of("qwen3")
     teams = [AgentTeam({role: tiny_llama() for role in "ab"}, dict.fromkeys("ab", tokenizer)) for _ in range(2)]
     teams[0].reasoning = {"a": "keep", "b": "none"}
@@ -508,6 +508,8 @@ def test_reasoning_is_of_each_agent_and_saved_with_the_team(tmp_path):
     # Where it only plays, its own values count, not those of the run
     run = TeamLoader("", arguments={"reasoning": "auto", "chat_template_kwargs": {"effort": "high"}})
     assert run.load_player(str(tmp_path), ["a", "b"]).chat_template_kwargs == loaded.chat_template_kwargs
+    monkeypatch.setattr("trl_multiagent.team.load.packaged", lambda name: str(tmp_path))
+    assert load_player("org/packaged", []).roles == loaded.roles
     with pytest.raises(ValueError, match="`reasoning` is 'kept'; it must be 'auto', 'keep' or 'none'"):
         AgentTeam.from_pretrained(tmp_path, reasoning="kept")
     file = tmp_path / "team.json"

@@ -23,7 +23,7 @@ from trl_multiagent.rollout.seats import Branch
 from trl_multiagent.rollout.tree import Node, Samples, play_episodes, turns_of_episodes
 
 from by_hand import distance, one_update, reference_gradients
-from tiny import AsciiGame, byte_tokenizer, tiny_team, tiny_trainer
+from tiny import AsciiGame, byte_tokenizer, tiny_llama, tiny_team, tiny_trainer
 
 
 class Dialogue(Environment):
@@ -165,6 +165,10 @@ def test_a_seat_takes_a_folder(tmp_path):
     same = TeamSeat(lambda: sampler_of(team, 6), "team", "y")
     assert seat.sampler is None and seat.answer("b", branches) == same.answer("b", branches)
     assert seat.describe() == {"team": str(tmp_path / "team"), "agent": "y"}
+    tiny_llama().save_pretrained(tmp_path / "model")
+    byte_tokenizer().save_pretrained(tmp_path / "model")
+    plain = TeamSeat(tmp_path / "model", max_new_tokens=6)  # of a model without roles
+    assert [len(plain.answer(role, [Branch({"id": 0}, (), {role: "Task"})])) for role in "bcb"] == [1, 1, 1]
     with pytest.raises(UnavailableError, match=r"`seats.b`: .* has the roles x, y, not 'b'"):
         TeamSeat(str(tmp_path / "team")).answer("b", branches)
     with pytest.raises(UnavailableError, match=r"`seats.b`: the team cannot be loaded from '/nowhere/team'"):

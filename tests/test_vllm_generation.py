@@ -475,6 +475,27 @@ def test_the_weights_of_the_best_model_are_sent_again(tmp_path, models):
     assert len(LLM.instances[0].loaded_weights) > held
 
 
+def test_the_weights_of_a_new_training_are_sent(tmp_path, models):
+    """Its steps have the numbers of those of the training before."""
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **{**SAVED, "max_steps": 1})
+    trainer.train()
+    held = len(LLM.instances[0].loaded_weights)
+    trainer.train()
+    assert len(LLM.instances[0].loaded_weights) > held
+
+
+def test_what_one_process_has_sent_alone_is_sent_again_by_all(tmp_path, models):
+    trainer = tiny_trainer(tmp_path, team_of(models), use_vllm=True, **SAVED)
+    trainer.train()
+    generator, sent = trainer.generator, []
+    generator.forget_weights()
+    for agent in generator.agents.values():
+        agent._send = lambda owner, together: sent.append((owner, together))
+    for generator.synchronized in (False, False, True, True, False):
+        generator.send(["aux"])
+    assert sent == [("aux", False), ("aux", True)]
+
+
 # Processes with different numbers of prompts
 
 

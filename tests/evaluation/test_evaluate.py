@@ -211,7 +211,11 @@ def test_wrong_input_is_one_line_and_loads_nothing(runs, tmp_path, capsys, refus
     ]:
         assert message in refused(evaluate, *arguments, *([] if "--output_dir" in arguments else out))
     sets = dataclasses.replace(
-        TASK, load_datasets=lambda s: (tiny_items(4), {"easy": tiny_items(2), "hard": tiny_items(2)})
+        TASK,
+        load_datasets=lambda s: (
+            tiny_items(len(s.dataset.eval_split)),
+            {"easy": tiny_items(2), "hard": tiny_items(2)},
+        ),
     )
     assert "the evaluation sets easy, hard" in refused(evaluate, plain, *out, task=sets)
     assert "it always has the roles aux, main" in refused(

@@ -25,8 +25,8 @@ def run(folder: str, model: str, pairs: str, algorithm: str, *more: str):
     if algorithm.startswith("madpo"):
         run_recipe(algorithm, TASK, [*argv, "--per_device_train_batch_size", pairs, *more], "run")
         return
-    reward_model = f"{algorithm}.reward_training={{optim: sgd, bf16: false}}"
-    argv += [*MARLHF.split(), "--reward_train_batch_size", pairs, "--override", reward_model, *more]
+    reward_model = [f"{algorithm}.reward_training={{optim: sgd, bf16: false}}", f"{algorithm}.reward_peft={{r: 2}}"]
+    argv += [*MARLHF.split(), "--reward_train_batch_size", pairs, "--override", *reward_model, *more]
     run_recipe(algorithm, TASK, argv, "run")
 
 

@@ -30,7 +30,7 @@ def single(forked, tiny_model, tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("algorithm", "engine"),
-    [("madpo_iter", "zero3"), ("marlhf_iter", "ddp")],
+    [("madpo_iter", "ddp"), ("marlhf_iter", "zero3")],
 )
 def test_two_processes(algorithm, engine, single, forked, tiny_model, tmp_path):
     config = None

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,11 +11,12 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModel, BitsAndBytesConfig
+from transformers import AutoModel, BitsAndBytesConfig, Trainer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, IACConfig, IACTrainer, MAACConfig, MAACTrainer
 from trl_multiagent.hub import push_folder
 from trl_multiagent.models.pretrained import TooLongError
+from trl_multiagent.team import critics
 from trl_multiagent.trainers.base.actor_critic_trainer import value_errors
 from trl_multiagent.trainers.base.batch import critic_inputs
 
@@ -308,6 +310,34 @@ def test_a_run_resumes_bit_for_bit(tmp_path, algorithm, form, team):
         assert len(same) > 20 and all(left[key] == right[key] for key in same if "time" not in key)
 
 
+def test_the_best_model_has_its_scales_also_under_deepspeed(tmp_path, monkeypatch):
+    """DeepSpeed's files, which `Trainer` loads there, have none."""
+    trainer = critic_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    trainer.train()
+    saved = json.loads((tmp_path / "checkpoint-1" / "critics" / "critics.json").read_text())["scales"]
+    trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")
+    monkeypatch.setattr(Trainer, "_load_best_model", lambda self: None)
+    trainer.is_deepspeed_enabled = True
+    assert {name: asdict(x) for name, x in trainer.critics.scales.items()} != saved
+    trainer._load_best_model()
+    assert {name: asdict(x) for name, x in trainer.critics.scales.items()} == saved
+
+
+def test_a_critic_of_an_adapters_base_has_its_revision(tmp_path, monkeypatch):
+    tiny_llama().save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    lora = LoraConfig(target_modules="all-linear", r=2)
+    team = AgentTeam.from_pretrained(str(tmp_path / "base"), ["aux", "main"], lora, revision="v2")
+    loaded, load = [], critics.create_model_from_path
+    monkeypatch.setattr(
+        critics,
+        "create_model_from_path",
+        lambda *args, revision=None, **options: loaded.append(revision) or load(*args, **options),
+    )
+    critic_trainer(tmp_path / "run", team=team)
+    assert loaded == ["v2", "v2"]
+
+
 def test_files(tmp_path):
     team = tiny_team()
     trainer = critic_trainer(tmp_path / "run", team=team, save_strategy="steps", save_steps=1)
@@ -343,7 +373,7 @@ def test_files(tmp_path):
 def test_a_push_leaves_critics_out(tmp_path, monkeypatch):
     trainer = critic_trainer(tmp_path / "run", form="head")
     trainer.save_model(str(tmp_path / "run"), _internal_call=True)
-    assert json.loads((tmp_path / "run" / "critics" / "critics.json").read_text())["form"] == "head"
+    assert (tmp_path / "run" / "critics" / "critics.json").is_file()
     patterns = []
     monkeypatch.setattr("trl_multiagent.hub.open_repo", lambda repo_id, *args: repo_id)
     monkeypatch.setattr(trainer, "init_hf_repo", lambda **kwargs: None)

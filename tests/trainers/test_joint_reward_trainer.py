@@ -156,11 +156,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, start, reports):
         ignored = ("_runtime", "_per_second")
         return [{k: v for k, v in log.items() if not k.endswith(ignored)} for log in trainer.state.log_history]
 
+    for other in ({"seed": 2}, {"center_rewards_coefficient": 0.5}, {"train_dataset": pairs(number=5)}):
+        another = reward_trainer(tmp_path / "run", model=tiny_classifier(), **{**settings, **other})
+        with pytest.raises(ValueError, match=f"checkpoint of another run: {next(iter(other))}"):
+            another.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{start}"))
+
     assert entries(resumed) == entries(whole) and {"num_tokens", "margin"} <= entries(resumed)[1].keys()
     config = json.loads((tmp_path / "run" / "checkpoint-2" / "config.json").read_text())
     assert JointText.from_config(config["joint_text"]) == whole.joint_text
     page = read_page(tmp_path / "run" / "report.html")
     assert page["facts"]["algorithm"] == "Joint reward model" and page["metrics"]["loss"][0]["step"]
+
+
+def test_a_file_of_weights_is_read_from_its_conversion(tmp_path, monkeypatch):
+    tiny_classifier().save_pretrained(tmp_path / "converted")
+    module = "trl_multiagent.trainers.joint_reward_trainer.converted"
+    monkeypatch.setattr(module, lambda name: str(tmp_path / "converted") if name == "model.gguf" else name)
+    assert reward_trainer(tmp_path, model="model.gguf").model.config.vocab_size == tiny_classifier().config.vocab_size
 
 
 def test_several_sets_are_evaluated(tmp_path):

@@ -65,6 +65,9 @@ def test_a_resumed_run_continues_exactly(tmp_path, form, settings):
     assert saved["trainer"] == "MADPO" and "temperature" not in saved
     with pytest.raises(ValueError, match=r"checkpoint of another run: `?beta`?"):
         train(tmp_path / "other", team_of(form), resume=str(checkpoint), **settings, beta=0.5)
+    with pytest.raises(ValueError, match=r"checkpoint of another run: pairs of a step: 4 .* 8 in this run"):
+        larger = settings | {"gradient_accumulation_steps": 4}
+        train(tmp_path / "other", team_of(form), resume=str(checkpoint), **larger)
     final = train(tmp_path / "over", team_of(form), resume=str(tmp_path / "whole" / "checkpoint-6"), **settings)
     assert final.state.global_step == 6  # no further step
 

@@ -158,7 +158,7 @@ class ModelRewardEnvironment(EnvironmentWrapper):
         task ([`Environment`]): The task.
         reward (`Callable`): Reward function for the answers of all roles, such as a [`JointRewardModel`].
         score_task (`bool`, *optional*, defaults to `True`): Whether the task's reward is computed in training, too. It
-            is only logged.
+            is only logged. Without it, the outcomes that prompts of later turns read have no `info`.
         version (`str`, *optional*): Name of the reward model in checkpoints. A run with another reward model cannot
             resume them.
     """

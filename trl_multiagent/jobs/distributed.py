@@ -16,10 +16,6 @@ from trl_multiagent.jobs.fingerprint import differences, format_value
 from trl_multiagent.jobs.signals import REQUEST, Overdue
 
 
-# A process without work waits for the others, for as long as they need: if one ends, its launcher ends all
-LONGEST_WAIT = timedelta(days=1)
-
-
 class OtherProcessError(RuntimeError):
     """Another process failed. The message says which one and why."""
 
@@ -34,8 +30,9 @@ def start_processes() -> PartialState:
     of several.
     """
     with connecting():
+        # A process without work waits for the others, for as long as they need: if one ends, its launcher ends all.
         # Under DeepSpeed, accelerate connects processes without a GPU only if it is told that there is none
-        state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
+        state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=1))
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched > 1 and state.num_processes == 1:
         raise ValueError(f"{launched} processes were launched, but are not connected: check the accelerate config.")

@@ -74,7 +74,7 @@ class Seat(ABC):
         return None
 
     def release(self) -> None:  # noqa: B027
-        """Frees memory, because the seat does not play in this step."""
+        """Frees memory, because the seat was not drawn in this call. It may be needed again."""
 
 
 @dataclass(eq=False)
@@ -125,8 +125,8 @@ class EndpointSeat(Seat):
 class Population(Seat):
     """
     Plays a role with one of several seats, drawn for each role, item and optimizer step. All episodes of an item have
-    the same partner. `members` returns the seats of an optimizer step by name; with `None`, in an evaluation, it
-    returns all seats.
+    the same partner. `members` returns the seats of an optimizer step by name; with `None`, outside of a training,
+    it returns all seats.
     """
 
     members: Callable[[int | None], Mapping[str, Seat]]

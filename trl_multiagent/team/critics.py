@@ -185,7 +185,7 @@ class Critics(nn.Module):
             head = part_of(state_dict, f"critics.heads.{name}.") or self.heads[name].state_dict()
             save_file({key: x.contiguous().cpu() for key, x in head.items()}, target / HEAD_FILE)
         scales = {name: asdict(scale) for name, scale in self.scales.items()}
-        write_json(folder / CRITICS_FILE, {"form": self.settings.form, "critics": list(self.names), "scales": scales})
+        write_json(folder / CRITICS_FILE, {"critics": list(self.names), "scales": scales})
 
     def load(self, folder: str | Path) -> None:
         """
@@ -278,20 +278,24 @@ def load_or_copy(backbone: Backbone, source: str | None, dtype: torch.dtype) -> 
     agent = base_of(backbone.model)
     if source is None and not isinstance(backbone.model, PeftModel):
         return copied(text_model(agent)).requires_grad_(True)
+    hub = {}
+    if source is None:
+        hub["revision"] = backbone.model.peft_config[backbone.role].revision
     source = packaged(source or get_config_model_id(agent.config))
     if not source:
         raise ValueError(f"The base of {backbone.role!r} has no name to load a critic from: set `critic_models`.")
-    backbone.tokenizer = load_tokenizer(source, {})
+    backbone.tokenizer = load_tokenizer(source, hub)
     if agent.device.type == "meta":
-        return text_model(load_as_published(source, device_map="meta"))
-    return load_backbone(source, dtype)
+        return text_model(load_as_published(source, device_map="meta", **hub))
+    return load_backbone(source, dtype, **hub)
 
 
-def load_backbone(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def load_backbone(name: str, dtype: torch.dtype, **hub: Any) -> PreTrainedModel:
     """Loads a model without its language-modelling head; of a composite checkpoint, the text model alone."""
     name = converted(name)
     check_saved_adapter(name)
-    return text_model(create_model_from_path(name, AutoModel, device_map=None, dtype=dtype, trust_remote_code=False))
+    hub |= {"device_map": None, "dtype": dtype, "trust_remote_code": False}
+    return text_model(create_model_from_path(name, AutoModel, **hub))
 
 
 def add_adapter(model: PeftModel, adapter: str, settings: CriticSettings) -> None:

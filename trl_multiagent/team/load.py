@@ -12,6 +12,7 @@ from trl import ModelConfig, get_quantization_config
 
 from trl_multiagent.environments.task_errors import describe
 from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.pretrained import find_file
 from trl_multiagent.team.agent_team import AgentTeam
 
@@ -110,6 +111,7 @@ def load_player(
     reasoning and its arguments of chat templates, by role; a role that it lacks gets the first role's.
     `model_init_kwargs`: arguments of [`AgentTeam.from_pretrained`].
     """
+    names = packaged(names) if isinstance(names, str) else names
     is_saved = isinstance(names, str) and find_file(names, TEAM_FILE, token=model_init_kwargs.get("token")) is not None
     if is_saved:
         for name in ("revision", "reasoning", "chat_template_kwargs"):  # these are for the run's models

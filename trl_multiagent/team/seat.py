@@ -73,7 +73,8 @@ class TeamSeat(Seat):
 
     def answer(self, role: str, branches: Sequence[Branch]) -> list[str]:
         agent = self.agent or role
-        self.sampler = self.sampler or self.load(role)
+        if self.sampler is None or agent not in self.sampler.team.roles:
+            self.sampler = self.load(role)
 
         def own(texts: Mapping[str, Any]) -> dict[str, Any]:
             return {agent: texts[role]} if role in texts else {}

@@ -12,6 +12,7 @@ from accelerate.utils import gather_object, is_peft_model
 from datasets import Dataset
 from peft import PeftConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.utils import ModelOutput, logging
 from trl import RewardTrainer
@@ -20,7 +21,9 @@ from trl_multiagent.folders import write_json
 from trl_multiagent.jobs.fingerprint import describe_dataset
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.adapter_config import check_saved_adapter
+from trl_multiagent.models.gguf import converted
 from trl_multiagent.models.joint_text import ANSWER_TEMPLATE, CONFIG_KEY, PROMPT_TEMPLATE, JointText
+from trl_multiagent.models.packaged import packaged
 from trl_multiagent.models.packing import mask_of, pack_ends
 from trl_multiagent.models.pretrained import base_of, check_length, hub_id, keep_adapter_in_float32, temporarily_set
 from trl_multiagent.preferences.rows import (
@@ -34,7 +37,7 @@ from trl_multiagent.preferences.rows import (
 )
 from trl_multiagent.report.run_report import RunReport
 from trl_multiagent.report.terminal import show_one_bar
-from trl_multiagent.trainers.base.checkpoints import CheckpointCallback, writing
+from trl_multiagent.trainers.base.checkpoints import DECISIVE_ARGUMENTS, CheckpointCallback, writing
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.team_config import check_trained_weights
 from trl_multiagent.trainers.base.team_trainer import CommonTrainerMixin, eval_datasets
@@ -122,6 +125,7 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
         if args.freeze_backbone and peft_config is not None:
             raise ValueError("`freeze_backbone` trains the head alone, so it contradicts `peft_config`: choose one.")
         if isinstance(model, str):
+            model = converted(packaged(model))
             check_saved_adapter(model)
         if roles is None:
             roles = roles_of_columns(train_dataset.column_names)
@@ -258,7 +262,24 @@ class JointRewardTrainer(PairMeansMixin, CommonTrainerMixin, RewardTrainer):
             write_json(Path(self.args.output_dir) / HELD_OUT_FILE, facts)
         return facts
 
+    def _run_settings(self) -> dict[str, Any]:
+        names = (*DECISIVE_ARGUMENTS, "center_rewards_coefficient", "freeze_backbone", "gradient_accumulation_steps")
+        settings = {name: getattr(self.args, name, None) for name in names}
+        settings |= {"train_dataset": describe_dataset(self.train_dataset), "joint text": asdict(self.joint_text)}
+        return json.loads(json.dumps(settings, default=str))
+
     # Saving: the model with its adapter merged, so that it can be loaded without PEFT
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if self._saving or not is_peft_model(self.model) or not is_deepspeed_zero3_enabled():
+            return super().save_model(output_dir, _internal_call)
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters(list(self.model.parameters())):  # a merge needs whole weights
+            if self.args.should_save:
+                self._save(output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save")
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = Path(output_dir or self.args.output_dir)

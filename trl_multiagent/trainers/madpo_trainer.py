@@ -178,7 +178,8 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def _run_settings(self) -> dict[str, Any]:
         texts = self.train_dataset.remove_columns([f"{role}/{name}" for role in self.team.roles for name in TOKENS])
-        return describe_run(self._name, self.team.roles, self.team, texts, self.args)
+        pairs = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return describe_run(self._name, self.team.roles, self.team, texts, self.args) | {"pairs of a step": pairs}
 
     def _card_facts(self) -> dict[str, Any]:
         env_steps = {"env steps": self.env_step} if self._counts_env_steps else {}

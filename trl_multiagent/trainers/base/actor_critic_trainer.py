@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
+from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
+from trl_multiagent.folders import read_json
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
@@ -232,7 +234,15 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self.critics.scales = {name: Scale(**scale) for name, scale in state["critic_scales"].items()}
+        self._load_scales(state["critic_scales"])
+
+    def _load_scales(self, scales: dict[str, dict[str, float]]) -> None:
+        self.critics.scales = {name: Scale(**scale) for name, scale in scales.items()}
+
+    def _load_best_model(self) -> None:
+        super()._load_best_model()
+        state = read_json(Path(self.state.best_model_checkpoint, self._process_file))
+        self._load_scales(state["critic_scales"])
 
     # The value loss
 

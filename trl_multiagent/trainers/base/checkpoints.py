@@ -266,7 +266,8 @@ def other_adapters(model: PreTrainedModel | PeftModel, roles: Collection[str]) -
 def check_changes(folder: str, changes: Changes, args: TeamConfig) -> None:
     """Raises [`CheckpointError`] if there are changes since a checkpoint, unless `resume_changes` allows them."""
     in_optimizer = {name: change for name, change in changes.items() if name in OPTIMIZER_ARGUMENTS}
-    refused = in_optimizer if args.resume_changes == "allow" else changes
+    allows = getattr(args, "resume_changes", "") == "allow"  # a reward model has no such setting
+    refused = in_optimizer if allows else changes
     if refused:
         allowing = "" if in_optimizer else "allow the changes with `resume_changes: allow`, "
         raise CheckpointError(
@@ -501,7 +502,7 @@ class CheckpointMixin(Trainer):
         self._total_loss_scalar = state["logged_loss"]
         self._globalstep_last_logged = state["last_logged_step"]
         self._start_time -= state["seconds"]
-        self.env_step = state.get("env_step", 0)  # earlier reward models had none
+        self.env_step = state["env_step"]
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

@@ -47,8 +47,8 @@ class PolicyLoss:
 
 def policy_loss(logps: torch.Tensor, entropy: torch.Tensor, rows: AgentTensors, args: RolloutConfig) -> PolicyLoss:
     """
-    Computes the loss of one agent on the rows of a micro-batch. The losses of the micro-batches of all processes add
-    up to the loss of the batch, divided by the number of processes.
+    Computes the loss of one agent on the rows of a micro-batch. The loss of the batch is the sum over a
+    process's micro-batches, averaged over the processes.
 
     The loss is additive: the losses of complementary parts of `rows.completion_mask` add up to the loss of the whole
     mask, if each part contains entire rows.

@@ -549,6 +549,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
 
     def _begin_training(self) -> None:
         super()._begin_training()
+        if self.args.use_vllm:  # a training before ended after as many steps as this one has taken
+            self.generator.forget_weights()
         if self._resumed is not None:
             environment = self._resumed / ENVIRONMENT_FILE.format(self.args.process_index)
             if environment.is_file():

@@ -86,7 +86,8 @@ class AgentGeneration(VLLMGeneration):
     ):
         self.roles, self.stop_strings, self.dtype = roles, stop_strings, dtype
         self.folder = self.node_folder = folder
-        self.sent_steps: dict[str, int] = {}  # the optimizer step of the last sent weights, by their owner
+        # The optimizer step of the last sent weights, by their owner, and whether all processes sent them
+        self.sent_steps: dict[str, tuple[int, bool]] = {}
         self.num_folders = 0
         self.unread: dict[str, Path] = {}  # folders with weights that a server has not read yet, by owner
         if folder is not None:
@@ -142,7 +143,7 @@ class AgentGeneration(VLLMGeneration):
             # Over NCCL, a dead server would make the processes wait
             on_first(self.accelerator, lambda: self.answered(role, self.vllm_client.check_server, SECONDS_TO_ANSWER))
         self._send(owner, together)
-        self.sent_steps[owner] = step
+        self.sent_steps[owner] = step, together
 
     def _send(self, owner: str, together: bool) -> None:
         """
@@ -298,6 +299,7 @@ class AdapterGeneration(AgentGeneration):
         return min((choice for choice in get_args(MaxLoRARanks) if choice >= rank), default=rank)
 
     def _start_engine(self, **arguments: Any) -> None:
+        arguments["revision"] = self.model.peft_config[self.roles[0]].revision  # of the base
         super()._start_engine(enable_lora=True, max_loras=len(self.roles), max_lora_rank=self._rank, **arguments)
 
     def _send(self, owner: str, together: bool) -> None:
@@ -420,7 +422,8 @@ class VLLMGenerator:
             self._wait()
             agent = self.agents[role]
             step = 0 if role in team.frozen else self.trainer.state.global_step
-            if agent.sent_steps.get(agent.owner(role)) != step:
+            sent = agent.sent_steps.get(agent.owner(role))
+            if sent != (step, True) and (self.synchronized or sent != (step, False)):
                 with team.activate(role):
                     agent.update(role, step, self.synchronized)
 
