@@ -114,7 +114,7 @@ def test_there_are_commands():
 
 @pytest.mark.parametrize("command", by_program("accelerate", "sbatch", "python recipes", "trl-multiagent train"))
 def test_commands_that_train(readers_folder, monkeypatch, capsys, command):
-    words = shlex.split(re.sub(r" --seeds \S+", "", command))  # which start this command once per seed
+    words = shlex.split(re.sub(r" --(seeds|jobs) \S+", "", command))  # which start this command once per seed
     if "--resume_from_checkpoint auto" in command:
         monkeypatch.setenv("RUN_ID", "run-1")  # as kubernetes.yaml does
     if words[0] == "sbatch":
