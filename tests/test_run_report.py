@@ -296,6 +296,9 @@ def test_trees_without_a_return_are_not_shown_as_what_was_learnt():
         *("", "Step 1, return 4.00:", "  a          answer 2"),
         *("", "Step 5, return 1.00:", "  a          answer 0", ""),
     ]
+    second = first[2] | {"turn": 2, "node": "/2", "action": 0, "completion/a": "revised"}
+    branch = [row | {"episode": math.nan} for row in (first[2], second)]  # as beside episodes in a file
+    assert before_and_after([branch])[2:4] == ["  a          answer 2", "  a          revised"]
     best, last, _ = choose_trees(trees, 0)
     assert best == first and last in (*silent, trees[3])
 

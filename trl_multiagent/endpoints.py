@@ -292,7 +292,7 @@ class EndpointClient:
             return thread.submit(asyncio.run, self._ask_all(missing, stop_at_failure, ends)).result()
         finally:
             ends.append(EndpointError("interrupted"))
-            thread.shutdown(wait=False)  # a signal does not wait for requests that are under way
+            thread.shutdown(wait=False)  # a signal to a command does not wait for requests that are under way
             random.setstate(state)  # the client's retries draw random numbers
 
     async def _ask_all(

@@ -22,6 +22,7 @@ from trl_multiagent.folders import (
     RECIPE_FILE,
     TEAM_FILE,
     leads_out,
+    write_text,
 )
 
 
@@ -88,7 +89,7 @@ def push_folder(
     return upload_folder(
         folder,
         repo_id,
-        advice or push_command_advice(folder, repo_id, revision),
+        advice or push_command_advice(folder, repo_id, revision, create_pr),
         allow_patterns=team_files(folder, with_critics),
         token=token,
         revision=revision,
@@ -171,9 +172,9 @@ def upload_error_with_advice(repo_id: str, advice: str) -> Iterator[None]:
         ) from error
 
 
-def push_command_advice(folder: str | Path, repo_id: str, revision: str | None = None) -> str:
+def push_command_advice(folder: str | Path, repo_id: str, revision: str | None, create_pr: bool = False) -> str:
     """Returns the command that repeats the upload of a folder, as a sentence for an error message."""
-    branch = ["--revision", revision] if revision else []
+    branch = [*(["--revision", revision] if revision else []), *["--create_pr"] * create_pr]
     return f"Push it again with `{shlex.join(['trl-multiagent', 'push', str(folder), repo_id, *branch])}`."
 
 
@@ -254,4 +255,4 @@ def rename_card(folder: str | Path, repo_id: str, revision: str | None = None) -
     text = re.sub(
         rf"^(# Model Card for |model_name: ){re.escape(name)}$", rf"\g<1>{new_name}", text, flags=re.MULTILINE
     )
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)

@@ -335,7 +335,9 @@ def act(urls, answer, seeds, reward_none="error", **section):
 
 def test_agents_act_on_a_server(servers):
     text, form, tools = (f"{servers[0][0]}/{path}" for path in ("text", "form", "tools"))
-    (turns,) = act([text], lambda history: ["x", "2", "4"][len(history)], [11], roles=["a", "b"], reset={"top": 7})
+    (turns,) = act(
+        [f"{text}/"], lambda history: ["x", "2", "4"][len(history)], [11], roles=["a", "b"], reset={"top": 7}
+    )
     assert turns[0].prompts == {"a": "Guess a number below 7."}
     assert turns[1].prompts["b"].startswith("Guess a number below 7.\n[a] x\nInvalid:")
     assert turns[2].prompts["a"].startswith("Invalid:") and turns[2].prompts["a"].endswith("\n[b] 2\n2 is wrong")

@@ -209,13 +209,13 @@ class Module:
         seen = {*queue}
         while queue:
             wanted = queue.pop()
-            bound = self.binders.get(wanted, [])
+            bound = self.binders[wanted]
             if only_last and bound and isinstance(self.statements[bound[-1]].node, DEFINITIONS):
                 bound = bound[-1:]
             through, changing = [wanted], list[int]()
             for name in through:
-                changing += self.users.get(name, ())
-                found = self.readers.get(name, ()) if wanted in self.own else ()
+                changing += self.users[name]
+                found = self.readers[name] if wanted in self.own else []
                 new_callers = binds_of(found) - callers
                 callers |= new_callers
                 through += new_callers

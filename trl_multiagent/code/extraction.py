@@ -140,7 +140,11 @@ def read_function(answer: str, name: str, has_partner: bool = False) -> Code:
     if has_partner and isinstance(end, FUNCTIONS) and end.name == PARTNER and not _has_result(end):
         fragments.append(end)
     last = max((x.lineno for x in named if x.name == name and x not in fragments), default=len(lines))
-    statements = [Statement(x, _segment(lines, x)) for x in tree.body if x not in fragments]
+    statements = [  # imports on one line each, as `join_sources` expects
+        Statement(x, ast.unparse(x) if isinstance(x, IMPORTS) else _segment(lines, x))
+        for x in tree.body
+        if x not in fragments
+    ]
     # Tests behind the function may import it
     tests = [x for x in statements if isinstance(x.node, ast.ImportFrom) and x.node.lineno > last and name in x.binds]
     statements = [x for x in statements if x not in tests]
@@ -248,7 +252,7 @@ def _read_method(tree: ast.Module, name: str) -> str:
 def _has_result(function: ast.AST | None) -> bool:
     if isinstance(function, FUNCTIONS):
         return any(map(_is_result, own_nodes(*function.body)))
-    return not (isinstance(function, ast.Lambda) and ast.unparse(function.body) == "None")
+    return not isinstance(function, ast.Lambda) or _is_result(ast.Return(function.body))
 
 
 def _is_result(node: ast.AST) -> bool:

@@ -499,7 +499,7 @@ def push_preferences(
         return upload_folder(
             upload,
             repo_id,
-            push_command_advice(folder, repo_id, revision),
+            push_command_advice(folder, repo_id, revision, create_pr),
             repo_type="dataset",
             token=token,
             revision=revision,

@@ -87,8 +87,9 @@ def typical_branch(tree: Sequence[TraceRow]) -> list[TraceRow]:
         scored = [row for row in rows if not math.isnan(row["return"])] or rows
         last = sorted(scored, key=lambda row: row["return"])[len(scored) // 2]
         branch.append(last)
-        child, episode = f"{last['node'].rstrip('/')}/{last['action']}", last.get("episode")
-        rows = [row for row in tree if row["node"] == child and row.get("episode") == episode]
+        # In a file with trees and episodes, a tree's column `episode` is NaN, which equals nothing
+        child, episode = f"{last['node'].rstrip('/')}/{last['action']}", str(last.get("episode"))
+        rows = [row for row in tree if row["node"] == child and str(row.get("episode")) == episode]
     return branch
 
 

@@ -57,7 +57,7 @@ class ServedEnvironment(WorkflowEnvironment):
         try:
             if url not in self.schemas:
                 opener = urllib.request.build_opener(NoRedirects)
-                with opener.open(f"{url}/schema", timeout=self.section.timeout) as answer:
+                with opener.open(f"{url.rstrip('/')}/schema", timeout=self.section.timeout) as answer:
                     self.schemas[url] = dict(from_json(answer.read(MAX_BODY))["action"])
         except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             raise UnavailableError(f"`openenv.servers`: {url} is no server of OpenEnv: {describe(error)}") from error

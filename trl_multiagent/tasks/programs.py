@@ -73,7 +73,7 @@ class ProgramEnvironment(Environment):
         Returns the settings of the sandbox on which rewards depend. The number of workers and the protection tier may
         differ.
         """
-        return {"max_timeouts": self.sandbox.max_timeouts, "memory_mb": self.sandbox.memory_mb}
+        return {name: getattr(self.sandbox, name) for name in ("check_timeout", "max_timeouts", "memory_mb")}
 
     def metrics(self) -> dict[str, float]:
         return {f"sandbox/{name}": value for name, value in self.runner.metrics().items()}

@@ -238,7 +238,7 @@ def test_files_are_read_and_checked(tmp_path):
     assert read_target(load(HOUSE, "house_build")[0]) == read_target(HOUSE)
     with pytest.raises(ValueError, match="row 1: `text` must be 1 to 20 letters"):
         load({"text": "A1"}, "str_build")
-    for layers in ([["SS"], ["S"]], [["S?"]], [["."]], 5, [["S" * 5000]]):
+    for layers in ([["SS"], ["S"]], [["SS", "W", "SSW"]], [["S?"]], [["."]], 5, [["S" * 5000]]):
         with pytest.raises(ValueError, match="row 1: `layers` must be lists"):
             load({**HOUSE, "layers": layers}, "house_build")
     with pytest.raises(ValueError, match="one of \\['train', 'test'\\]"):

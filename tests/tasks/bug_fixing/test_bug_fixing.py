@@ -125,6 +125,8 @@ def test_a_repair_need_not_repeat_what_stands_around_the_function(environment):
     exec(read_repair("BASE = 3\ndef f(x):\n    return helper(x) + BASE\n", item), namespace)
     assert namespace["f"](1) == 7 and namespace["LAST"] == 2
     item["faulty"] = "from math import floor, sqrt\ndef f(x):\n    return sqrt(x)\n"
+    exec(read_repair(f"f = lambda x: {' + '.join(['x'] * 400)}\n", item), namespace)
+    assert namespace["f"](2) == 800
     exec(read_repair("from math import floor\ndef f(x):\n    return floor(sqrt(x))\n", item), namespace)
     assert namespace["f"](10) == 3
 

@@ -24,7 +24,14 @@ from trl_multiagent.configs.recipes.class_completion.demo import (
 from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.embedded import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
-from trl_multiagent.tasks.class_completion.environment import ClassPrompts, divide, merge, passed_by, read_class
+from trl_multiagent.tasks.class_completion.environment import (
+    ClassPrompts,
+    divide,
+    merge,
+    passed_by,
+    program_of,
+    read_class,
+)
 
 
 SOLUTION = """import math
@@ -191,6 +198,10 @@ def test_division(num_agents, division, expected):
 def merged(item, first, second):
     division = [["push", "pop"], ["half"]]
     return merge(item, [read_class(text, "Stack") for text in (first, second)], division)
+
+
+def test_a_class_in_a_file_with_folders_need_not_have_one(item):
+    assert not program_of(item | {"folder": None}, [read_class(PUSH, "Stack")], [["push"]]).folder
 
 
 def test_only_the_owners_version_counts(item):

@@ -100,6 +100,8 @@ def test_two_fenced_blocks_are_one_program_whose_future_imports_come_first():
     text = f"```python\ndef h(x):\n    return x + 1\n```\nthen\n```\n{second}```"
     result = facts(text, aux="", prompt="import math\n" + PROMPT)
     assert run(result.source)["f"](1) == 2 and result.setup == "import math"
+    several = text.replace("import annotations", "import (\n    annotations,\n)")
+    assert run(facts(several, aux="").source)["f"](1) == 2
 
 
 def test_a_scripts_own_part_is_left_out():

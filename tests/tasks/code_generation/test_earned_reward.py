@@ -224,6 +224,11 @@ def test_an_item_that_tells_nothing_is_named(sandbox, caplog):
     assert not caplog.records
 
 
+def test_examples_without_a_literal_are_not_read():
+    prompt = 'def f(xs):\n    """\n    >>> f([1, 1])\n    {[1]: 2}\n    >>> f([2])\n    3\n    """\n'
+    assert dict(prompt_examples(prompt, "f")) == {"([2],)": "3"}
+
+
 def test_junk_earns_nothing_for_tests_on_a_benchmark(sandbox, shared_data):
     items = load_code_dataset(str(shared_data / "humaneval.jsonl"), split="test[:48]").to_list()[::9]
     for item in items:

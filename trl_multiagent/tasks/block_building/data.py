@@ -80,7 +80,8 @@ def checked_row(row: dict, where: str, kind: str, spacing: int, z: int) -> dict:
     try:
         item |= {key: [[str(text) for text in part] for part in row[key]] for key in ("layers", "inventory")}
         target = read_target(item)
-        is_right = target.blocks and target.size <= MAX_CELLS and ANY not in target.blocks.values()
+        sizes = {(len(part), len(row)) for part in item["layers"] for row in part}
+        is_right = len(sizes) == 1 and target.blocks and target.size <= MAX_CELLS and ANY not in target.blocks.values()
     except (KeyError, TypeError, ValueError, IndexError):
         is_right = False
     if not is_right:

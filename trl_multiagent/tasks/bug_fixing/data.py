@@ -17,7 +17,7 @@ from trl_multiagent.environments.dataset_rows import (
     load_rows,
     make_dataset,
 )
-from trl_multiagent.environments.embedded import EMBEDDED, SHORT_NAMES, read_embedded
+from trl_multiagent.environments.embedded import EMBEDDED, read_embedded
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.tasks.code_generation.data import CodeDataset
@@ -98,7 +98,6 @@ def make_item(row: dict, num_mutants: int, seed: int) -> dict | None:
 class BugDataset(CodeDataset):
     """The section `dataset`."""
 
-    generated = SHORT_NAMES
     name: str | None = setting(
         f"'humaneval', 'mbpp', '{QUIXBUGS}' or 'demo', which come with the package; or the path of a {LOCAL_FILE} "
         "that scripts/data/write_bugs.py wrote."

@@ -16,7 +16,6 @@ from trl_multiagent.environments.dataset_rows import (
     load_rows,
     make_dataset,
 )
-from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.class_completion.environment import (
     COMPAT,
@@ -88,7 +87,6 @@ def load_class_dataset(name: str, split: str | None = None, sandbox: Sandbox | N
 class ClassDataset(CodeDataset):
     """The section `dataset`."""
 
-    generated = SHORT_NAMES
     name: str | None = setting(
         f"'{CLASSEVAL}' or '{HUB_ID}', which comes with the package; 'demo'; or the path of a {LOCAL_FILE} that "
         "scripts/data/write_classes.py wrote."

@@ -40,7 +40,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 6
+REWARD_VERSION = 7
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
@@ -367,7 +367,7 @@ def merge(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str
 
 def program_of(item: dict, answers: Sequence[Answer], division: Sequence[Sequence[str]]) -> Program:
     """Returns the program that runs an item's tests on the merged class, see [`merge`]."""
-    own = {name: item[name] for name in ("check_timeout", "folder") if name in item}
+    own = {name: item[name] for name in ("check_timeout", "folder") if item.get(name)}
     source = merge(item, answers, division)
     return Program(source, item["class_name"], item["test"], item["imports"], unittest=True, **own)
 

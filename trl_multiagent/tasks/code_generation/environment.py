@@ -336,7 +336,6 @@ class CodeGenerationEnvironment(ProgramEnvironment):
             "collaboration": self.reward.collaboration,
             "adaptive_timeout": self.reward.adaptive_timeout,
             "reward_version": REWARD_VERSION,
-            "check_timeout": self.sandbox.check_timeout,
             **super().resume_settings(),
         }
 

@@ -201,7 +201,7 @@ def prompt_examples(prompt: str, entry_point: str) -> Iterator[tuple[str, str]]:
     except ValueError:  # malformed doctests
         return
     for example in examples:
-        with contextlib.suppress(*PARSE_ERRORS):  # of what is no expression or no literal
+        with contextlib.suppress(*PARSE_ERRORS, TypeError):  # of what is no expression or no literal
             call = ast.parse(example.source.strip(), mode="eval").body
             value = repr(ast.literal_eval(example.want.partition("\n")[0]))
             if isinstance(call, ast.Call) and called_name(call) == entry_point and not call.keywords:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 AUX = "aux"  # the agent that writes the helper function, which is also named `aux`
 MAIN = "main"  # the agent that writes the entry point
 
-REWARD_VERSION = 14  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 15  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
