@@ -15,14 +15,13 @@ import math
 import operator
 import re
 import types
-import typing
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 
-Class = typing.TypeVar("Class", bound=type)
+Class = TypeVar("Class", bound=type)
 LARGEST_INTEGER = 2**63 - 1
 NUMBERS = (int, float, int | None, float | None)
 # Inherited numbers that must be greater than 0, and other limits that `limits_of` does not derive from their types
@@ -124,8 +123,8 @@ class Key:
     @property
     def choices(self) -> tuple[Any, ...]:
         """The texts that it takes, if these are listed."""
-        parts = (self.hint, *typing.get_args(self.hint))
-        found = [typing.get_args(part) for part in parts if typing.get_origin(part) is Literal]
+        parts = (self.hint, *get_args(self.hint))
+        found = [get_args(part) for part in parts if get_origin(part) is Literal]
         return (*self.limits.get("choices", ()), *itertools.chain(*found))
 
 
@@ -134,7 +133,7 @@ def keys_of(cls: type) -> dict[str, Key]:
     Returns the fields of a dataclass as settings. Those in the ClassVar `unsupported` of the class and its base
     classes must keep their defaults.
     """
-    keys, hints, unsupported = {}, typing.get_type_hints(cls), unsupported_by(cls)
+    keys, hints, unsupported = {}, get_type_hints(cls), unsupported_by(cls)
     for field in dataclasses.fields(cls):
         name, hint = field.name, hints[field.name]
         default = None if field.default is dataclasses.MISSING else field.default
@@ -275,7 +274,7 @@ def short(value: Any) -> str:
 
 def _constrained(hint: Any, limits: Mapping[str, Any]) -> Any:
     """Returns the type with the limits, for pydantic."""
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return functools.reduce(operator.or_, (_constrained(part, limits) for part in parts))
     if origin is list:

@@ -11,14 +11,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from trl_multiagent.environments.task_errors import TaskError, as_list, as_number, as_reward, show, task_code
 from trl_multiagent.jobs.signals import in_task_code
-
-
-if TYPE_CHECKING:
-    from transformers import TrainerState
 
 
 Prompt = str | list[dict[str, str]]  # plain text, or chat messages with "role" and "content"
@@ -389,7 +385,7 @@ class ScoringContext:
     prompts: list[Prompts] | None = None  # of each joint action
     completion_ids: list[dict[str, list[int]]] | None = None  # of each joint action, by role
     chat_roles: frozenset[str] = frozenset()  # the roles with chat messages as prompts
-    trainer_state: "TrainerState | None" = None  # `None` without a trainer
+    trainer_state: Any = None  # transformers' `TrainerState`; `None` without a trainer
     reward_none: str = "error"  # with "drop", NaN is the reward of a joint action that nothing scores
     metrics: dict[str, list[float]] = field(default_factory=dict)  # numbers to log, to which the environment adds
     trees: list[int] | None = None  # the number of the item of each joint action

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -139,8 +138,8 @@ class Task:
 
     make_environment: Callable[[TaskSettings], Environment]
     load_datasets: Callable[[TaskSettings], Datasets]
-    settings: dict[str, type] = dataclasses.field(default_factory=dict)
-    models: dict[str, Callable[[], str] | ModelBuilder] = dataclasses.field(default_factory=dict)
+    settings: dict[str, type] = field(default_factory=dict)
+    models: dict[str, Callable[[], str] | ModelBuilder] = field(default_factory=dict)
     introduction: Callable[[TaskSettings], str | None] | None = None
     callbacks: Callable[[TaskSettings, Trainer], list[TrainerCallback]] | None = None
     roles: Sequence[str] | Callable[[dict[str, Any]], Sequence[str]] | None = None
@@ -152,7 +151,7 @@ class Task:
         environment = self.make_environment(settings)
         if isinstance(environment, WorkflowEnvironment):  # its function reads them
             environment.settings = {
-                name: dataclasses.asdict(settings.sections[name]) for name in self.settings if name != "dataset"
+                name: asdict(settings.sections[name]) for name in self.settings if name != "dataset"
             }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment
 
@@ -162,7 +161,7 @@ class Task:
         task does not look at the section `dataset`.
         """
         sections = Sections(settings.sections)
-        loaded = self.load_datasets(dataclasses.replace(settings, sections=sections))
+        loaded = self.load_datasets(replace(settings, sections=sections))
         for name in ("name", "eval_split", "train_split") if "dataset" not in sections.asked else ():
             if (value := getattr(settings.dataset, name)) is not None:
                 raise ValueError(

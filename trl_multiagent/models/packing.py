@@ -7,9 +7,8 @@ and positions count from the start of that sequence. This needs no cache of keys
 activation checkpointing.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -238,7 +237,7 @@ def run_scored(model: PreTrainedModel, *agents: dict[str, Any]) -> list[ModelOut
     fields = [name for name in ("log_probs", "entropy", "mean_logits", "is_top1") if name in outputs]
     split = {name: outputs[name][0].split(numbers) for name in fields}
     return [
-        dataclasses.replace(
+        replace(
             outputs,
             **{name: x[k][own["places"]].masked_fill(own["places"] < 0, 0.0) for name, x in split.items()},
         )

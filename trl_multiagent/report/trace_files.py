@@ -48,7 +48,7 @@ class Trace(RolloutCallback):
             self.is_training = False
             self.on_checkpoint()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         if not self.is_training:
             self.on_checkpoint()
 

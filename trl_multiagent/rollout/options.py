@@ -1,7 +1,6 @@
 """Options of sampling, and of the part of its past turns that an agent sees."""
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from trl_multiagent.limits import setting
@@ -60,7 +59,7 @@ class HistoryOptions:
     @classmethod
     def of(cls, settings: Any) -> "HistoryOptions":
         """Reads the options from the settings of a training or an evaluation."""
-        return cls(*(getattr(settings, field.name) for field in dataclasses.fields(cls)))
+        return cls(*(getattr(settings, field.name) for field in fields(cls)))
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """

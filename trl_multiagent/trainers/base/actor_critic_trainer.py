@@ -2,9 +2,8 @@
 The base class of all trainers with critics, which are trained together with the agents and provide their advantages.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, pairwise, product
 from pathlib import Path
 from statistics import fmean, pvariance
@@ -229,7 +228,7 @@ class ActorCriticTrainer(RolloutTrainer):
     # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
 
     def _process_state(self) -> dict[str, Any]:
-        scales = {name: dataclasses.asdict(scale) for name, scale in self.critics.scales.items()}
+        scales = {name: asdict(scale) for name, scale in self.critics.scales.items()}
         return super()._process_state() | {"critic_scales": scales}
 
     def _load_process_state(self, state: dict[str, Any]) -> None:

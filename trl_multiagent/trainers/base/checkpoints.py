@@ -550,7 +550,7 @@ class CheckpointCallback(TrainerCallback):
     trainer: CheckpointMixin
     save_is_due: bool = False
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self.trainer._begin_training()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
