@@ -52,6 +52,10 @@ def test_smoke(name, forked, tmp_path):
     done = forked.run(*command, cwd=ROOT, environment=environment)
     assert done.codes == [0], done.stdout[-2000:] + done.stderr[-4000:]
     assert any(line.startswith(TABLES[name]) for line in done.stdout.splitlines()), done.stdout
-    assert json.loads(output.read_text())
+    numbers = json.loads(output.read_text())
+    assert numbers
+    if name == "engine.gpu":
+        assert numbers["parts"]["tests"]["returncode"] == 0
+        assert not [record for record in numbers["parts"]["tiny-lora"].values() if "failed" in record]
     if name == "comlrl.steps":  # the peer's environment is made by a full run only
         assert "these are this project's steps alone" in done.stdout and not (tmp_path / "cache").exists()

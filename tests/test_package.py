@@ -85,8 +85,9 @@ def code_tokens(text: str) -> int:
     return sum(token.type not in skipped and token.start[0] not in lines for token in tokens)
 
 
-def test_the_page_counts_the_files_of_a_step_and_of_an_evaluation():
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "ways.py"], capture_output=True, text=True, check=True)
+def test_the_page_counts_the_files_of_a_step_and_of_an_evaluation(forked):
+    done = forked.run(ROOT / "scripts" / "ways.py")
+    assert done.codes == [0], done.stderr
     step, evaluation = re.findall(r"^(?:One optimizer step|An evaluation): (\d+) files$", done.stdout, re.MULTILINE)
     assert f": {step} in a step, {evaluation} in an evaluation." in (ROOT / "docs" / "architecture.md").read_text()
     assert int(step) <= MOST_FILES

@@ -32,6 +32,7 @@ what the compilation takes.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import random
@@ -65,6 +66,7 @@ from benchmarks.team_run import checksum_reward, save_model
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
 from trl_multiagent.configs.recipes.demo.model import demo_model
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
+from trl_multiagent.configs.recipes.demo.task import TASK
 from trl_multiagent.folders import LOG_FILE
 from trl_multiagent.models.generation import generate_groups
 from trl_multiagent.models.sampling_loop import GPU_PERIOD, SamplingLoop
@@ -290,7 +292,8 @@ def measure_demo(rounds: int, smoke: bool) -> list[Result]:
             save_model(Path(folder, "model"), 64, 1)
             changes += [f"agent_model.name={folder}/model", "magrpo.max_steps=2", "magrpo.items_per_device=2"]
         with contextlib.redirect_stdout(sys.stderr):
-            run_recipe("magrpo", None, ["--config", "magrpo_demo", "--override", *changes], "benchmark")
+            task = dataclasses.replace(TASK, callbacks=None) if smoke else TASK  # without the demo's evaluations
+            run_recipe("magrpo", task, ["--config", "magrpo_demo", "--override", *changes], "benchmark")
         log = map(json.loads, Path(folder, "run", LOG_FILE).read_text().splitlines())
         steps = [{phase: x[f"time/{phase}"] for phase in PHASES} for x in log if "time/reward" in x]
     results: list[Result] = []

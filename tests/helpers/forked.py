@@ -166,12 +166,14 @@ def main() -> None:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     import tiny  # noqa: F401
+    from trl_multiagent.configs.recipes.demo import problems
     from process_group import import_deepspeed
     from quick import make_libraries_quick
 
     import_deepspeed()
     make_libraries_quick()
     get_checkpoint_conversion_mapping("llama")  # the first load of a model makes a table with hundreds of patterns
+    problems.demo_rows("train")
     for line in sys.stdin:
         print(json.dumps(launch(*json.loads(line))), flush=True)
 

@@ -8,6 +8,7 @@ import os
 import accelerate.utils.other
 import jinja2
 import torch
+from transformers import GenerationConfig, PreTrainedConfig
 
 from trl_multiagent.configs.recipes.demo import problems as demo_problems
 from trl_multiagent.report.run_report import RunReport
@@ -17,6 +18,13 @@ def make_libraries_quick() -> None:
     torch.set_num_threads(1)  # the models here are too small to share
     # accelerate reads whole files of metadata, several times a step, to find out which packages are installed
     importlib.metadata.metadata = functools.cache(importlib.metadata.metadata)
+    # Reports and model cards have the versions of seven packages, each of which is looked for in all folders
+    importlib.metadata.distribution = functools.cache(importlib.metadata.distribution)
+    version = importlib.metadata.Distribution.version.fget
+    importlib.metadata.Distribution.version = property(functools.cache(version))
+    # transformers writes every configuration as text, for a log that is not shown, and looks for layers that differ
+    PreTrainedConfig.__repr__ = GenerationConfig.__repr__ = object.__repr__
+    PreTrainedConfig.__getattribute__ = attribute_of_configuration
     # TRL compiles the template of a model card with each one. accelerate looks through all modules, at every
     # generation, for compiled ones
     jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
@@ -31,11 +39,21 @@ def make_libraries_quick() -> None:
     os.fsync = lambda file: None  # a process that is killed leaves what it wrote; only a machine that fails does not
     if not torch.cuda.is_available():
         # Of a device that is not there, torch keeps every seed with the stack of its caller
-        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = lambda seed: None
+        torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
     # Every training ends with a page, which takes as long
     RunReport.drawn, RunReport.refresh = RunReport.refresh, no_page
     # Every start makes the problems of the demo
+    demo_problems.demo_rows = functools.cache(demo_problems.demo_rows)
     demo_problems.demo_dataset = functools.cache(demo_problems.demo_dataset)
+
+
+READ_ATTRIBUTE = PreTrainedConfig.__getattribute__
+
+
+def attribute_of_configuration(self, name, own=object.__getattribute__):
+    if own(self, "__dict__").get("_heterogeneity_spec") is not None:
+        return READ_ATTRIBUTE(self, name)
+    return own(self, own(self, "attribute_map").get(name, name))
 
 
 def named_modules(self, memo=None, prefix="", remove_duplicate=True):

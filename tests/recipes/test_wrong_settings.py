@@ -347,12 +347,14 @@ def test_the_fields_of_the_configuration_classes_are_written_down():
 
 def test_a_wrong_setting_is_told_before_slow_libraries_are_imported():
     program = """
-import sys
+import json, sys
 from trl_multiagent import cli
-try:
-    cli.main(sys.argv[1:])
-except SystemExit:
-    print([name for name in ("torch", "transformers", "trl", "peft", "datasets", "accelerate") if name in sys.modules])
+for command in json.loads(sys.argv[1]):
+    try:
+        cli.main(command)
+    except SystemExit:
+        print([x for x in ("torch", "transformers", "trl", "peft", "datasets", "accelerate") if x in sys.modules])
+        print("---", file=sys.stderr)
 """
     training = ["train", "magrpo", "--config", "magrpo_he"]
     commands = {
@@ -365,6 +367,8 @@ except SystemExit:
         "did you mean `magrpo.learning_rate`?": ["plan", "--config", "magrpo_he", "--override", "magrpo.lr=3"],
         "'nope' is no folder of a run that tells the task": ["evaluate", "nope"],
     }
-    for told, command in commands.items():
-        done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
-        assert done.stdout == "[]\n" and told in done.stderr, (command, done.stdout, done.stderr)
+    command = [sys.executable, "-c", program, json.dumps([*commands.values()])]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n" * len(commands)
+    for told, error in zip(commands, done.stderr.split("---\n")[:-1], strict=True):
+        assert told in error, (told, error)
