@@ -165,8 +165,9 @@ def main() -> None:
     gc.set_threshold(50_000, 50, 50)  # as in `conftest.py`
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    import tiny  # noqa: F401
     from trl_multiagent.configs.recipes.demo import problems
+
+    import tiny  # noqa: F401
     from process_group import import_deepspeed
     from quick import make_libraries_quick
 
