@@ -63,10 +63,9 @@ AFTER_SMALL = ["peft=null", f"agent_model.name={RUNS}/small_trained/run", "magrp
 AFTER_SMALL += ["magrpo.max_steps=10", "magrpo.per_device_train_batch_size=8"]
 HUMANEVAL = ["dataset.name=humaneval", "dataset.train_split=test[33:163]", "dataset.eval_split=test[:32]"]
 HUMANEVAL += ["grpo.max_completion_length=160"]
-IN_ORDER = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
-IN_ORDER += ["--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
-COLLECTED = f"marlhf.preference_dataset={RUNS}/small_madpo/run/_preferences"  # what MADPO has learned from
 TWO_TURNS = ["magrpo.num_turns=2", "magrpo.branching=episodes"]
+IN_ORDER = [*TWO_TURNS, "--task", "trl_multiagent.configs.recipes.code_generation.in_order:TASK"]
+COLLECTED = f"marlhf.preference_dataset={RUNS}/small_madpo/run/_preferences"  # what MADPO has learned from
 ROWS: Rows = {
     "small_untrained": ("magrpo_demo_coder", FIRST, False),
     "small_trained": ("magrpo_demo_coder", FIRST, True),
@@ -188,7 +187,7 @@ def main() -> None:
             options.rows = ["small_untrained", "small_trained"]
             options.arguments += ["max_steps=1", "max_completion_length=4"]
         for row in () if options.show else options.rows:
-            measure(row, ROWS, options, folder, SAMPLED if options.sampled else GREEDY)
+            measure(row, ROWS, options, folder, GREEDY | SAMPLED if options.sampled else GREEDY)
         found = {row: episodes_of(folder / row) for row in ROWS}
         drawn = {row: episodes_of(folder / row / name) for name in SAMPLED for row in ROWS}
         tables = [table(found, folder), sampled(drawn), chains(found), cut(found), courses(folder), differences(found)]
