@@ -20,7 +20,7 @@ DIFFERS = {
     "bf16": "on by default if the hardware supports it",
     "eval_steps": "10 by default",
     "gradient_accumulation_steps": "only without `items_per_device`, which says how many items a step has",
-    "logging_steps": "0.01 by default, a share of all steps: each step of up to 100",
+    "logging_steps": "0.01 by default, a share of all steps; trainings of up to 100 steps log each",
     "loss_type": "`luspo` by default; `bnpo`, `cispo`, `sapo` and `vespo` are not available",
     "num_completions_to_print": "3 by default, instead of all",
     "per_device_eval_batch_size": "by default the number of completions of a step's first turn",

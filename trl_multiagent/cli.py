@@ -34,7 +34,7 @@ SAFE_PATH = ("PYTHONSAFEPATH", "trl-multiagent")
 # The commands, with their help
 COMMANDS = {
     "env": "Print the versions that a bug report needs.",
-    "push": "Upload a saved team, collected preferences, or the folder of a run without its checkpoints, to the Hub.",
+    "push": "Upload a saved team, the team of a run, or collected preferences to the Hub.",
     "init": "Write a small task of your own to start from, which trains as it is, without downloads.",
     "report": (
         "Make the page of a run or an evaluation, or compare runs. Runs that differ in their seeds form a group."

@@ -155,8 +155,8 @@ def access_error_with_advice(repo_id: str) -> Iterator[None]:
     except (HTTPError, HFValidationError, OSError) as error:
         raise RuntimeError(
             f"Cannot push to {repo_id!r}: {error}\nThe name has the form user/team. `hf auth login` or HF_TOKEN gives "
-            "the token, which must be allowed to write there. HF_ENDPOINT and HF_HUB_OFFLINE name another server "
-            "or none."
+            "the token, which must be allowed to write there. HF_ENDPOINT names another server, HF_HUB_OFFLINE=1 "
+            "none."
         ) from error
 
 

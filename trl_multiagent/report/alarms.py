@@ -60,7 +60,7 @@ OF_COMPLETIONS = {
 }
 FEWER_PASS = (
     "the reward is higher than in the first ones, and fewer answers pass. Read the answers: the reward "
-    "pays for something else than the task."
+    "pays for something other than the task."
 )
 EVALUATION_REWARD = r"eval_([^/]*_)?reward"  # eval_reward, or eval_<name>_reward of one of several sets
 
