@@ -88,8 +88,7 @@ class EndpointSettings:
 
     def parameters_for(self, question: "Question") -> dict[str, Any]:
         """Returns the `parameters`, with the question's limit of its answer if that is lower."""
-        limit = min(self.max_tokens, question.max_tokens or self.max_tokens)
-        return replace(self, max_tokens=limit).parameters
+        return replace(self, max_tokens=min(self.max_tokens, question.max_tokens or self.max_tokens)).parameters
 
     def problem(self) -> str | None:
         """Returns why this process cannot use the endpoint, or `None`. This contacts nothing."""
@@ -187,8 +186,10 @@ def check_url(name: str, url: str, key_env: str | None = None) -> None:
     except ValueError:  # no address
         is_far = None
     if match is None or is_far is None:  # not shown, because it may hold a key
-        advice = "without a user, a password or a query, because settings are saved with the run"
-        raise ValueError(f"`{name}` must be a URL such as http://localhost:8000/v1, {advice}.")
+        raise ValueError(
+            f"`{name}` must be a URL such as http://localhost:8000/v1, without a user, a password or a query, because "
+            "settings are saved with the run."
+        )
     if key_env and match[1] == "http" and is_far:
         tell(f"The key in {key_env} is sent to {match[2]} unencrypted, because `{name}` begins with http.")
 

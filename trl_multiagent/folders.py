@@ -3,7 +3,6 @@ File names in the folders of models, teams and runs; locks of folders; atomic wr
 fast.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -13,6 +12,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -69,8 +69,10 @@ def open_cache() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.stat()
     if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
-        advice = "make it so (chmod go-w), or name another one in TRL_MULTIAGENT_CACHE"
-        raise ValueError(f"The cache {folder} must be yours or root's, and only its owner may write to it: {advice}.")
+        raise ValueError(
+            f"The cache {folder} must be yours or root's, and only its owner may write to it: make it so (chmod "
+            "go-w), or name another one in TRL_MULTIAGENT_CACHE."
+        )
     return folder
 
 
@@ -113,7 +115,7 @@ def _checksums(folder: Path) -> dict[str, str]:
     return {path.name: checksum_of_file(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
 
 
-@contextlib.contextmanager
+@contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     Yields a new file, which replaces `path` once it is on the disk. It is opened exclusively under a random name, so
@@ -142,7 +144,7 @@ def is_machine_fault(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
-@contextlib.contextmanager
+@contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Adds the file to an `OSError` within the block that names none, such as a full disk raises."""
     try:
@@ -175,7 +177,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-@contextlib.contextmanager
+@contextmanager
 def naming_damage(path: Path) -> Iterator[None]:
     """Adds the file to an error of JSON, of the encoding or of missing values within the block."""
     try:
@@ -190,7 +192,7 @@ def checksum_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(folder: Path, advice: str) -> Iterator[None]:
     """
     Makes a folder and locks it, because two programs would overwrite each other's files. The lock ends with the

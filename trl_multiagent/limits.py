@@ -155,8 +155,10 @@ def check_value(name: str, value: Any, key: Key) -> Any:
     if not key.is_supported:
         is_default = value is None or read_number(value) == key.default  # 1 is 1.0, too
         if not is_default and (is_on(value) or is_on(key.default)):
-            advice = IN_PLACE_OF.get(name.rpartition(".")[2], "leave it out")
-            raise ValueError(f"`{name}` is {short(value)}, which teams do not support: {advice}.")
+            raise ValueError(
+                f"`{name}` is {short(value)}, which teams do not support: "
+                f"{IN_PLACE_OF.get(name.rpartition('.')[2], 'leave it out')}."
+            )
         return key.default  # TRL would compute with a blank, or with 0 for none
     adapter = TypeAdapter(_constrained(key.hint, key.limits), config=STRICT)
     try:

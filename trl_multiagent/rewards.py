@@ -135,8 +135,9 @@ def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
     try:
         read_problem(problem, row["entry_point"])
     except ValueError as error:
-        advice = "Put HumanEval's into the column `problem`"
-        raise ValueError(f"{where}: the prompt is not HumanEval's: {error}. {advice}.") from error
+        raise ValueError(
+            f"{where}: the prompt is not HumanEval's: {error}. Put HumanEval's into the column `problem`."
+        ) from error
     return {**row, "task_id": str(row.get("task_id", where)), "prompt": problem}
 
 

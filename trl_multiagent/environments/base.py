@@ -121,8 +121,10 @@ def check_roles(roles: Sequence[str]) -> tuple[str, ...]:
         raise ValueError("A team needs at least one agent, but the list of roles is empty.")
     for role in roles:
         if not isinstance(role, str) or not role.isidentifier() or keyword.iskeyword(role) or len(role) > MAX_ROLE:
-            rule = f"must be a Python identifier and no keyword, of at most {MAX_ROLE} characters"
-            raise ValueError(f"Roles name folders and modules: {str(role)[:MAX_ROLE]!r} {rule}.")
+            raise ValueError(
+                f"Roles name folders and modules: {str(role)[:MAX_ROLE]!r} must be a Python identifier and no "
+                f"keyword, of at most {MAX_ROLE} characters."
+            )
         if role.casefold() in RESERVED_ROLES:
             raise ValueError(f"{role!r} is a name that the files of a team need: choose another name for this role.")
     if len({role.casefold() for role in roles}) < len(roles):

@@ -73,8 +73,9 @@ def make_dataset(rows: list[dict], source: str) -> datasets.Dataset:
     try:
         return datasets.Dataset.from_list([{field: row.get(field) for field in fields} for row in rows])
     except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(f"{source} cannot be read as a table, in which a field has one type: {problem}") from error
+        raise ValueError(
+            f"{source} cannot be read as a table, in which a field has one type: {' '.join(str(error).split())}"
+        ) from error
 
 
 def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) -> None:
@@ -83,8 +84,10 @@ def check_columns(dataset: datasets.Dataset, columns: list[str], source: str) ->
         if column not in dataset.column_names:
             raise ValueError(f"A prompt needs the column {column!r}; {source} has {', '.join(dataset.column_names)}.")
         if None in dataset[column]:
-            row = list(dataset[column]).index(None)
-            raise ValueError(f"{source}, row {row + 1}: field `{column}` is missing or null, but a prompt needs it.")
+            raise ValueError(
+                f"{source}, row {list(dataset[column]).index(None) + 1}: field `{column}` is missing or null, but a "
+                "prompt needs it."
+            )
 
 
 def load_rows(name: str, config: str | None, split: str | None) -> list[dict]:

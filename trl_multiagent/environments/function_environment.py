@@ -254,8 +254,9 @@ class FunctionEnvironment(Environment):
             for outcome, reward in zip(outcomes, as_rewards(name, output, len(items)), strict=True):
                 of_roles = reward if isinstance(reward, dict) else {}
                 if unknown := [role for role in of_roles if role not in self.roles]:
-                    roles = ", ".join(self.roles)
-                    raise TaskError(f"{name} returned a reward for {unknown[0]!r}; the roles are {roles}.")
+                    raise TaskError(
+                        f"{name} returned a reward for {unknown[0]!r}; the roles are {', '.join(self.roles)}."
+                    )
                 for role, x in of_roles.items():
                     outcome.role_rewards[role] = outcome.role_rewards.get(role, 0.0) + weight * x
                     outcome.metrics[f"rewards/{key}/{role}"] = x
@@ -339,8 +340,9 @@ def fill_template(role: str, template: str, item: dict) -> str:
     try:
         return ColumnFormatter().vformat(template, (), item)
     except KeyError as error:
-        columns = ", ".join(item)
-        raise TaskError(f"The prompt of `{role}` needs the column {error}; items have {columns}. {BRACES}") from None
+        raise TaskError(
+            f"The prompt of `{role}` needs the column {error}; items have {', '.join(item)}. {BRACES}"
+        ) from None
     except (IndexError, ValueError, AttributeError, TypeError) as error:
         raise TaskError(f"The prompt template of `{role}` cannot be filled: {error}. {BRACES}") from error
 

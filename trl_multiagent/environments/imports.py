@@ -45,8 +45,10 @@ def import_object(setting: str, path: str, config: str | None = None) -> Any:
             if str(folder) not in sys.path:
                 sys.path.insert(0, str(folder))
             break
-    places = " or ".join(map(str, dict.fromkeys(folders)))
-    with task_code(f"`{setting}` names {path!r}, but importing {module} (from {places}, or an installed package)"):
+    with task_code(
+        f"`{setting}` names {path!r}, but importing {module} (from {' or '.join(map(str, dict.fromkeys(folders)))}, "
+        "or an installed package)"
+    ):
         imported = importlib.import_module(module)
     try:
         return operator.attrgetter(name)(imported)

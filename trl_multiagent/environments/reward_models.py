@@ -61,8 +61,10 @@ class RewardModel:
     def __init__(self, model: str | nn.Module, tokenizer: PreTrainedTokenizerBase | None = None):
         self._placed = not isinstance(model, str)
         if isinstance(model, str) and is_deepspeed_zero3_enabled():
-            problem = "would be loaded in parts: load it before the training arguments are made, and give the model"
-            raise ValueError(f"Under ZeRO-3, the reward model {model!r} {problem}.")
+            raise ValueError(
+                f"Under ZeRO-3, the reward model {model!r} would be loaded in parts: load it before the training "
+                "arguments are made, and give the model."
+            )
         try:
             if isinstance(model, str):
                 check_saved_adapter(model)

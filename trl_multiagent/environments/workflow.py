@@ -12,7 +12,6 @@ answers alone.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import copy
 import dataclasses
@@ -24,6 +23,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, cast
 
 from trl_multiagent.environments.base import (
@@ -127,7 +127,7 @@ class Agents:
         """
         episode, future = self._episode, NotAwaited()
         content: Any = future  # of what cannot be compared; a `repr` leaves the middle of a long array out
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             content = pickle.dumps(argument)
         episode.num_calls += 1
         episode.calls.append(((function, id(episode.item), episode.num_calls, content), argument, future))
@@ -178,8 +178,7 @@ class Episode:
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
         loop.set_task_factory(start_task)
         context.run(EPISODE.set, self)
-        coroutine = run(copy.deepcopy(item), Agents(self, roles))
-        self.task = asyncio.Task(coroutine, loop=loop, context=context)
+        self.task = asyncio.Task(run(copy.deepcopy(item), Agents(self, roles)), loop=loop, context=context)
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
@@ -269,8 +268,10 @@ class WorkflowEnvironment(Environment):
         try:
             inspect.signature(run).bind("item", "agents")
         except TypeError:
-            given = f"{run.__name__}{inspect.signature(run)}"
-            raise TypeError(f"A workflow takes two arguments, `item` and `agents`; this one is `{given}`.") from None
+            raise TypeError(
+                "A workflow takes two arguments, `item` and `agents`; this one is "
+                f"`{run.__name__}{inspect.signature(run)}`."
+            ) from None
         if max_turns < 1 or (timeout is not None and timeout <= 0):
             raise ValueError("`max_turns` must be at least 1, and `timeout` above 0.")
         taken = [role for role in roles if hasattr(Agents, role)]
@@ -306,7 +307,7 @@ class WorkflowEnvironment(Environment):
             )
         return num_turns or self.max_turns
 
-    @contextlib.contextmanager
+    @contextmanager
     def playing(self, num_turns: int | None, are_episodes: bool, seats: Collection[str] = ()) -> Iterator[None]:
         self.check_turns(num_turns or 1, are_episodes)
         self._num_turns, self._seats, self._open = num_turns, frozenset(seats), list[Episode]()
@@ -324,7 +325,7 @@ class WorkflowEnvironment(Environment):
     def _close(self) -> None:
         """Closes the episodes that are open. Nothing can close them while one of them blocks the event loop."""
         if self._open and not is_blocked():
-            with contextlib.suppress(Blocked):  # by its own clean-up
+            with suppress(Blocked):  # by its own clean-up
                 run_on_loop(close(self._open), CLOSING_SECONDS)
 
     prompts = prompts_of_one
@@ -464,7 +465,7 @@ class WorkflowEnvironment(Environment):
                     if isinstance(result, TaskError):
                         give = future.set_exception
                     else:
-                        with contextlib.suppress(Exception):  # what cannot be copied is shared
+                        with suppress(Exception):  # what cannot be copied is shared
                             result = pickle.loads(pickle.dumps(result))
                     if not future.done():
                         give(result)
@@ -502,8 +503,9 @@ class WorkflowEnvironment(Environment):
             part.cancel()
 
     def _lives(self) -> TaskError:
-        advice = "set `branching: episodes`, and no `credit`"
-        return TaskError(f"{self.name} lives in its episodes and cannot be replayed: {advice}.")
+        return TaskError(
+            f"{self.name} lives in its episodes and cannot be replayed: set `branching: episodes`, and no `credit`."
+        )
 
     def _line_in(self, frames: traceback.StackSummary) -> str:
         own = [x for x in frames if x.filename == self.run.__code__.co_filename]
@@ -547,7 +549,7 @@ class WorkflowEnvironment(Environment):
 
     def _play(self, turn: Callable[[], Coroutine]) -> Any:
         """Runs a part of a turn on the event loop of this process."""
-        with self.playing(None, True) if self._open is None else contextlib.nullcontext():
+        with self.playing(None, True) if self._open is None else nullcontext():
             try:
                 return run_on_loop(turn(), self.timeout)
             except Blocked as error:
@@ -564,7 +566,7 @@ def anchor_of(item: dict, history: History) -> Any:
     return history if history[-1].altered else history[-1].outcome
 
 
-@contextlib.contextmanager
+@contextmanager
 def closing_at_sigterm() -> Iterator[None]:
     """Makes SIGTERM end the program by an exception, which closes its episodes, unless it has a meaning already."""
     is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -84,8 +84,7 @@ def play_policy(policy: Policy, dataset: Dataset, config: EvaluationConfig, acce
         **describe_environment(policy.environment),
         **loaded.description,
     }
-    folder = Path(str(config.output_dir)) / "transcripts" / policy.name
-    stage = Stage(folder, "evaluation", decisive, accelerator)
+    stage = Stage(Path(str(config.output_dir)) / "transcripts" / policy.name, "evaluation", decisive, accelerator)
     batches = Chunks(stage, len(dataset), config.items_per_batch, PART)
     with stage.open():
         with fail_together(accelerator):

@@ -88,8 +88,7 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
         return
     place = f"Process {accelerator.process_index} on {socket.gethostname()}"
     reports = gather_object([] if error is None else [f"{place} failed: {describe(error)}"])
-    late = f" failed: {Overdue.__name__}"
-    failed = [report for report in reports if not report.endswith(late)]
+    failed = [report for report in reports if not report.endswith(f" failed: {Overdue.__name__}")]
     if failed and (error is None or isinstance(error, Overdue)):
         raise OtherProcessError("\n".join(failed))
     if error is None:
@@ -111,8 +110,10 @@ def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str,
             text = f"{name}: {format_value(left)} on process 0, {format_value(right)} on process {process}"
             differing.setdefault(name, text)
     if differing:
-        advice = "Start all of them with the same settings, data and models"
-        raise ValueError(f"The processes of this run differ: {'; '.join(differing.values())}. {advice}.")
+        raise ValueError(
+            f"The processes of this run differ: {'; '.join(differing.values())}. Start all of them with the same "
+            "settings, data and models."
+        )
 
 
 def is_asked_to_stop(accelerator: Accelerator | PartialState) -> bool:

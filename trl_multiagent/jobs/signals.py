@@ -3,7 +3,6 @@ Ends a program with one line at Ctrl-C or SIGTERM. A training first ends its cur
 the code of a task keeps the step for longer than `STOP_SECONDS`, the checkpoint is from the step before.
 """
 
-import contextlib
 import ctypes
 import os
 import shlex
@@ -11,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
@@ -47,7 +47,7 @@ REQUEST = Request()
 CLOSERS: list[Callable[[], None]] = []  # what has to be called before the program ends at once
 
 
-@contextlib.contextmanager
+@contextmanager
 def closing_at_exit(close: Callable[[], None]) -> Iterator[None]:
     """Calls `close` if a signal ends the program within the block."""
     CLOSERS.append(close)
@@ -58,7 +58,7 @@ def closing_at_exit(close: Callable[[], None]) -> Iterator[None]:
             CLOSERS.remove(close)
 
 
-@contextlib.contextmanager
+@contextmanager
 def in_task_code() -> Iterator[None]:
     """Raises [`Overdue`] once within the block if it has not ended `STOP_SECONDS` after a signal to a training."""
     if threading.current_thread() is not threading.main_thread():
@@ -78,7 +78,7 @@ def raise_if_overdue() -> None:
         raise Overdue
 
 
-@contextlib.contextmanager
+@contextmanager
 def handling(handler: Callable[[int, FrameType | None], None], numbers: Iterable[int] = NAMES) -> Iterator[None]:
     """
     Calls `handler` at signals within the block, by default at Ctrl-C and SIGTERM. Only the main thread receives them.
@@ -94,7 +94,7 @@ def handling(handler: Callable[[int, FrameType | None], None], numbers: Iterable
             signal.signal(number, handler_before)
 
 
-@contextlib.contextmanager
+@contextmanager
 def at_most(seconds: float | None, late: str) -> Iterator[None]:
     """Raises a `TimeoutError` that says `late` if the block takes longer. Only the main thread can be interrupted."""
 
@@ -117,7 +117,7 @@ def at_most(seconds: float | None, late: str) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-@contextlib.contextmanager
+@contextmanager
 def ending_later() -> Iterator[None]:
     """Prevents a signal from ending the program within the block. The block reads it from `REQUEST.signal`."""
     before, REQUEST.waits = REQUEST.waits, True
@@ -127,7 +127,7 @@ def ending_later() -> Iterator[None]:
         REQUEST.waits = before
 
 
-@contextlib.contextmanager
+@contextmanager
 def end_on_signal(prog: str, arguments: list[str] | None = None) -> Iterator[None]:
     """
     Ends the program `prog` at Ctrl-C (exit status 130) or SIGTERM (143) with one line, which says how to go on. A
@@ -183,7 +183,7 @@ def end_on_signal(prog: str, arguments: list[str] | None = None) -> Iterator[Non
         REQUEST.is_overdue = False
 
 
-@contextlib.contextmanager
+@contextmanager
 def leaving_signals_to_children() -> Iterator[None]:
     """
     Makes a launcher pass signals on to the programs that it has started, and wait for them to end. The first signal is

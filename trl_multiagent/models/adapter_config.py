@@ -69,10 +69,9 @@ def check_options(what: str, values: Mapping[str, Any]) -> None:
                 "plain LoRA, rsLoRA or DoRA."
             )
     if values.get("init_lora_weights", True) not in INITIALISATIONS:
-        allowed = ", ".join(map(repr, INITIALISATIONS))
         raise ValueError(
             f"`init_lora_weights` of {what} is {short(values['init_lora_weights'])}, which changes the base, which "
-            f"all agents share, or does not exist; it must be one of {allowed}."
+            f"all agents share, or does not exist; it must be one of {', '.join(map(repr, INITIALISATIONS))}."
         )
     if isinstance(values.get("modules_to_save"), str):
         raise ValueError(f"`modules_to_save` must be a list of names, such as [{values['modules_to_save']!r}].")

@@ -91,8 +91,7 @@ class Stacked:
         own adapter and 0 elsewhere, of shape `(num_rows, 1, sum of ranks)`; without, the scaling of each rank. Layers
         with the same ranks share them.
         """
-        adapters = enumerate(self.adapters)
-        ranks = tuple((k, layer.r[x], layer.scaling[x]) for k, x in adapters if x in layer.lora_A)
+        ranks = tuple((k, layer.r[x], layer.scaling[x]) for k, x in enumerate(self.adapters) if x in layer.lora_A)
         if (ranks, dtype) not in self.columns:
             owners, scales = zip(*((k, scaling) for k, rank, scaling in ranks for _ in range(rank)), strict=True)
             if dtype is None:

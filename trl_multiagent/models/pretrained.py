@@ -1,12 +1,12 @@
 """Functions for one model or adapter: finding its files, loading and copying it, selecting its parameters."""
 
-import contextlib
 import copy
 import hashlib
 import os
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,7 +123,7 @@ def without_router_logits(model: PreTrainedModel) -> dict[str, bool]:
     return {"output_router_logits": False} if has_routers(model) else {}
 
 
-@contextlib.contextmanager
+@contextmanager
 def seeded(seed: int, name: str) -> Iterator[None]:
     """
     Makes torch's random numbers within the block depend on the seed and the name alone, and restores the state of its
@@ -151,7 +151,7 @@ def copied(module: Module, memo: dict[int, Any] | None = None) -> Module:
     return copy_of_module
 
 
-@contextlib.contextmanager
+@contextmanager
 def temporarily_set(owner: Any, **values: Any) -> Iterator[None]:
     """Sets attributes of an object to other values within the block."""
     saved = {name: getattr(owner, name) for name in values}
@@ -164,7 +164,7 @@ def temporarily_set(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-@contextlib.contextmanager
+@contextmanager
 def quiet_loading() -> Iterator[None]:
     """Hides progress bars and warnings of loading within the block."""
     shows_bars = transformers_logging.is_progress_bar_enabled()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.generation import (
@@ -51,15 +52,15 @@ class StopStrings(StoppingCriteria):
     row.
     """
 
-    def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: torch.Tensor, prompt_length: int):
+    def __init__(self, stops: Sequence[tuple[Tokenizer, Sequence[str]]], agents: Tensor, prompt_length: int):
         self.stops = [(CompletionReader(tokenizer), strings) for tokenizer, strings in stops]
         self.agents, self.prompt_length = agents.cpu(), prompt_length
         self.lengths = torch.full((len(agents),), torch.inf)
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         return self.ended(input_ids, torch.arange(len(input_ids)))
 
-    def ended(self, input_ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def ended(self, input_ids: Tensor, places: Tensor) -> Tensor:
         """Returns which rows end with their last token. `places`: their indices in the batch at the start."""
         completions, places = input_ids[:, self.prompt_length :], places.cpu()
         ended = torch.zeros(len(places), dtype=torch.bool)
@@ -67,11 +68,9 @@ class StopStrings(StoppingCriteria):
             own = self.agents[places] == agent
             if strings and own.any():
                 num_tokens = 4 + max(len(x.encode()) for x in strings)  # a token of the text has at least one byte
-                ids = completions[own.to(completions.device), -num_tokens:]
-                texts = reader.texts(ids.tolist())
+                texts = reader.texts(completions[own.to(completions.device), -num_tokens:].tolist())
                 ended[own] = torch.tensor([any(string in text for string in strings) for text in texts])
-        lengths = torch.where(ended, completions.size(1), torch.inf)
-        self.lengths[places] = lengths.minimum(self.lengths[places])
+        self.lengths[places] = torch.where(ended, completions.size(1), torch.inf).minimum(self.lengths[places])
         return ended.to(input_ids.device)
 
 
@@ -79,17 +78,17 @@ class StopStrings(StoppingCriteria):
 class Rows:
     """The rows that are left in a batch. Tensors have an entry per row."""
 
-    places: torch.Tensor  # indices of the rows at the start
-    ids: torch.Tensor  # token ids: the prompt, the completion so far, and room for the rest of it
-    mask: torch.Tensor  # attention mask of the prompt and of all tokens to come
-    positions: torch.Tensor  # position of the last prompt token, of shape `(num_rows, 1)`
+    places: Tensor  # indices of the rows at the start
+    ids: Tensor  # token ids: the prompt, the completion so far, and room for the rest of it
+    mask: Tensor  # attention mask of the prompt and of all tokens to come
+    positions: Tensor  # position of the last prompt token, of shape `(num_rows, 1)`
     # Random numbers, of shape `(num_rows, max_new_tokens)`. Log-probabilities replace those that have chosen a token
-    numbers: torch.Tensor
-    end_tokens: torch.Tensor  # ids of the tokens that end a row, of shape `(num_rows, n)`
-    agents: torch.Tensor  # number of the row's agent
-    ended: torch.Tensor  # whether the row has ended
+    numbers: Tensor
+    end_tokens: Tensor  # ids of the tokens that end a row, of shape `(num_rows, n)`
+    agents: Tensor  # number of the row's agent
+    ended: Tensor  # whether the row has ended
 
-    def keep(self, rows: torch.Tensor) -> None:
+    def keep(self, rows: Tensor) -> None:
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name)[rows])
 
@@ -114,10 +113,10 @@ class SamplingLoop:
         inputs (`dict[str, Any]`): More arguments of the model.
     """
 
-    attention_mask: torch.Tensor
-    numbers: torch.Tensor
-    end_tokens: torch.Tensor
-    agents: torch.Tensor
+    attention_mask: Tensor
+    numbers: Tensor
+    end_tokens: Tensor
+    agents: Tensor
     group: Stacked | None
     stops: StopStrings | None
     cache: Any
@@ -126,12 +125,12 @@ class SamplingLoop:
     def __call__(
         self,
         model: PreTrainedModel,
-        input_ids: torch.Tensor,
+        input_ids: Tensor,
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
         **kwargs: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         known = (*COVERED, MaxLengthCriteria, EosTokenCriteria, StopStrings)
         reasons = [type(x).__name__ for x in (*logits_processor, *stopping_criteria) if type(x) not in known]
         if self.cache is None:
@@ -149,9 +148,7 @@ class SamplingLoop:
         with model._optimize_model_for_decode():  # mixtures of experts on a GPU
             return self.run(model, input_ids, logits_processor, generation_config)
 
-    def run(
-        self, model: PreTrainedModel, input_ids: torch.Tensor, processors: LogitsProcessorList, config: Any
-    ) -> torch.Tensor:
+    def run(self, model: PreTrainedModel, input_ids: Tensor, processors: LogitsProcessorList, config: Any) -> Tensor:
         """Samples all rows. Returns prompts and completions. Tokens after the end of a completion have no meaning."""
         # transformers' penalty has the padding of all rows, but rows leave this batch
         processors = LogitsProcessorList(PENALTY(x.penalty) if isinstance(x, PENALTY) else x for x in processors)
@@ -186,7 +183,7 @@ class SamplingLoop:
         return result[:, :length]
 
     @staticmethod
-    def choose(scores: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    def choose(scores: Tensor, numbers: Tensor) -> Tensor:
         """
         Returns the next token of each row: the first token at which the cumulative probability exceeds the row's
         random number. `numbers` has the shape `(num_rows, 1)`; the log-probabilities of the tokens, in nats, replace
@@ -208,7 +205,7 @@ class SamplingLoop:
         """
         return takes_masks(model) and all(type(x) is RoomyLayer for x in self.cache.layers)
 
-    def first_rows(self, input_ids: torch.Tensor, pad_token_id: int) -> Rows:
+    def first_rows(self, input_ids: Tensor, pad_token_id: int) -> Rows:
         """
         Returns the rows with their prompts. A row's first token replaces its padding, because a repetition penalty
         reads all tokens.
@@ -243,7 +240,7 @@ class GrowingToken:
 
     def __post_init__(self) -> None:
         self.prompt_length = self.loop.attention_mask.size(1)
-        self.mask: torch.Tensor | None = None
+        self.mask: Tensor | None = None
         self.padded = not bool(self.rows.mask.all())
         self.renew()
 
@@ -267,12 +264,12 @@ class GrowingToken:
 
     def draw(
         self,
-        last: torch.Tensor,
-        mask: torch.Tensor | None,
-        positions: torch.Tensor,
-        numbers: torch.Tensor,
-        ids: torch.Tensor | None,
-    ) -> torch.Tensor:
+        last: Tensor,
+        mask: Tensor | None,
+        positions: Tensor,
+        numbers: Tensor,
+        ids: Tensor | None,
+    ) -> Tensor:
         """Returns the tokens that follow the tokens `last`, and marks the rows that end with them."""
         outputs = self.model(
             input_ids=last,
@@ -322,7 +319,7 @@ class FixedToken(GrowingToken):
 
     def sample_here(self) -> None:
         """Samples a token. Neither a shape nor a number of the host depends on how many tokens there are."""
-        rows, mask = self.rows, cast(torch.Tensor, self.mask)
+        rows, mask = self.rows, cast(Tensor, self.mask)
         mask.index_fill_(3, self.place, 0)
         step = self.place - (self.prompt_length - 1)
         last = rows.ids.index_select(1, self.place)
@@ -343,7 +340,7 @@ class FixedToken(GrowingToken):
             logger.warning_once(f"Tokens are sampled without a CUDA graph, which takes longer: {error}")
 
 
-def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """
     Returns a mask of shape `(num_rows, 1, 1, length)` that attention adds to its scores. `dtype`: the model's.
     """
@@ -360,7 +357,7 @@ def period_of(device: torch.device) -> int:
     return 1 if device.type == "cpu" else GPU_PERIOD
 
 
-def live_rows(ended: torch.Tensor) -> torch.Tensor:
+def live_rows(ended: Tensor) -> Tensor:
     """
     Returns the indices of the rows that go on. The last ones fill the places of ended rows, so that few rows of the
     cache move.

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer
 
@@ -36,13 +37,13 @@ def takes_masks(model: PreTrainedModel) -> bool:
     return model._supports_attention_backend and config._attn_implementation in ("sdpa", "eager")
 
 
-def product_dtype(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+def product_dtype(x: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
     """Returns the type of products on a tensor's device: autocast's, else `dtype`, by default the tensor's."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype or x.dtype
 
 
-def token_positions(attention_mask: torch.Tensor) -> torch.Tensor:
+def token_positions(attention_mask: Tensor) -> Tensor:
     """
     Returns the positions of tokens, counted from the first one that is not padding, for a mask `(num_sequences,
     length)`.
@@ -62,12 +63,10 @@ class RoomyLayer(DynamicLayer):
     def __init__(self, max_length: int):
         super().__init__()
         self.max_length = max_length
-        self.place: torch.Tensor | None = None
-        self.rooms: list[torch.Tensor] = []
+        self.place: Tensor | None = None
+        self.rooms: list[Tensor] = []
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         start = self.get_seq_length()
         if not self.rooms:
             self.lazy_initialization(key_states, value_states)
@@ -85,13 +84,13 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (room[..., :end, :] for room in self.rooms)
         return self.keys, self.values
 
-    def keep(self, number: int, moved: torch.Tensor, sources: torch.Tensor) -> None:
+    def keep(self, number: int, moved: Tensor, sources: Tensor) -> None:
         """Keeps the first rows, after copying the rows `sources` to the places `moved`."""
         self.rooms = [room[:number].index_copy_(0, moved, room[sources]) for room in self.rooms]
         self.keys, self.values = (room[..., : self.get_seq_length(), :] for room in self.rooms)
 
 
-def keep_rows(cache: Cache, rows: torch.Tensor) -> None:
+def keep_rows(cache: Cache, rows: Tensor) -> None:
     """Keeps some rows of a cache. Rows that keep their place are not copied."""
     moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
     sources = rows[moved]
@@ -102,7 +101,7 @@ def keep_rows(cache: Cache, rows: torch.Tensor) -> None:
             layer.batch_select_indices(rows)
 
 
-def read_padded(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> DynamicCache:
+def read_padded(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor) -> DynamicCache:
     """
     Reads prompts of shape `(num_prompts, prompt_length)`, padded on the left. Returns the keys and values of all
     tokens but the last.
@@ -120,7 +119,7 @@ def read_padded(model: PreTrainedModel, input_ids: torch.Tensor, attention_mask:
     return cache
 
 
-def repeat_prompts(cache: DynamicCache, owners: torch.Tensor, max_length: int) -> None:
+def repeat_prompts(cache: DynamicCache, owners: Tensor, max_length: int) -> None:
     """
     Repeats the keys and values of prompts for their completions. Row k gets those of the prompt with the index
     `owners[k]`, and has room for `max_length` tokens.

@@ -85,8 +85,10 @@ class PreferenceConfig(endpoint_section(API_KEYS, own=("model", "api")), Samplin
         if policy == "api":
             self.comparator_endpoint(1)
         elif mode != "decentralized" and (policy != "model" or self.comparator_model_name is None):
-            models = "set `comparator_policy: model` and `comparator_model_name`, or `comparator_policy: api`"
-            raise ValueError(f"`comparator_generation_mode: {mode}` has one model answer for all roles: {models}.")
+            raise ValueError(
+                f"`comparator_generation_mode: {mode}` has one model answer for all roles: set `comparator_policy: "
+                "model` and `comparator_model_name`, or `comparator_policy: api`."
+            )
 
     def comparator_endpoint(self, num_roles: int) -> EndpointSettings:
         """

@@ -81,8 +81,7 @@ class Alarms(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
         path = Path(args.output_dir) / ALARMS_FILE
         if state.is_world_process_zero and path.is_file():  # a resumed run repeats the alarms after its checkpoint
-            kept = [alarm for alarm in read_lines(path) if alarm["step"] <= state.global_step]
-            write_lines(path, kept)
+            write_lines(path, [alarm for alarm in read_lines(path) if alarm["step"] <= state.global_step])
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and "reward" in state.log_history[-1]:

@@ -240,7 +240,6 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         if field.init and field.name not in UNSHOWN and values.get(field.name) != field.default
     }
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
-    several = "es" if args.world_size > 1 else ""
     return {
         "algorithm": algorithm,
         "seed": args.seed,
@@ -249,6 +248,6 @@ def run_facts(algorithm: str, args: TrainingArguments, state: TrainerState) -> d
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "finished": False,
         "command": masked(os.environ.get(COMMAND_VARIABLE) or shlex.join(["python", *sys.argv])),
-        "machine": f"{args.world_size} process{several} on {device}",
+        "machine": f"{args.world_size} process{'es' * (args.world_size > 1)} on {device}",
         "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
     }

@@ -131,8 +131,9 @@ class RewardLines(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
         found = shown_values(logs, self.watched)
         if found and state.is_world_process_zero:
-            text = ", ".join(map(" ".join, found.items()))
-            print(f"step {state.global_step} of {state.max_steps}: {text}", flush=True)
+            print(
+                f"step {state.global_step} of {state.max_steps}: {', '.join(map(' '.join, found.items()))}", flush=True
+            )
 
 
 def show_one_bar(trainer: Trainer, watched: Collection[str] = ()) -> None:

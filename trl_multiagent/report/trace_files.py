@@ -86,8 +86,8 @@ def remove_after(folder: Path, step: int) -> None:
 
 def trace_files(folder: Path) -> list[Path]:
     """Returns the files of a trace, oldest steps first."""
-    files = sorted(path for path in folder.glob("*") if NAME.fullmatch(path.name))
-    return sorted(files, key=steps_and_process)  # the number of a process has no fixed width
+    # The number of a process has no fixed width
+    return sorted(sorted(path for path in folder.glob("*") if NAME.fullmatch(path.name)), key=steps_and_process)
 
 
 def read_trace(folder: str | Path) -> pd.DataFrame:

@@ -174,8 +174,7 @@ def tokenize_nodes(
         response = before.completion_ids[g]
         if response[-1:] and response[-1] in end_tokens:
             response = response[:-1]  # the rest of the text begins with the end token if the text contains it
-        rest = tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]
-        ids = [*before.prompt_ids, *response, *rest]
+        ids = [*before.prompt_ids, *response, *tokenizer(text[len(start) :], add_special_tokens=False)["input_ids"]]
         if ids != made.ids and tokenizer.decode(ids) == tokenizer.decode(made.ids):
             made.ids = ids
 

@@ -6,11 +6,10 @@ the same sampler.
 samples the completions of all agents in one call.
 """
 
-import contextlib
 import copy
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -130,7 +129,7 @@ class TransformersGenerator:
             calls += [roles] if joins else [[role] for role in roles]
         return calls
 
-    @contextlib.contextmanager
+    @contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """Makes agents ready to sample within the block."""
         with self.team.evaluating(), self.team.together(roles) as sampling:

@@ -7,14 +7,13 @@ joint actions. Turns in which only seats act are played at once, and their rewar
 or to the first turn if they open the episode.
 """
 
-import dataclasses
 import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trl_multiagent.endpoints import Answer, EndpointClient, EndpointError, Question
@@ -192,8 +191,9 @@ class SeatedEnvironment(EnvironmentWrapper):
         unknown = [role for role in seats if role not in task.roles]
         if unknown or len(seats) == len(task.roles):
             problem = f"{unknown[0]!r} is none of them" if unknown else "none is left to train"
-            own = ", ".join(task.roles)
-            raise ValueError(f"`seats` has {', '.join(seats)}. The task has the roles {own}: {problem}.")
+            raise ValueError(
+                f"`seats` has {', '.join(seats)}. The task has the roles {', '.join(task.roles)}: {problem}."
+            )
         for role, seat in seats.items():
             if not isinstance(seat, Seat):
                 raise TypeError(f"The seat of {role!r} is {show(seat)}; it must be a `Seat`, such as `FunctionSeat`.")
@@ -229,7 +229,7 @@ class SeatedEnvironment(EnvironmentWrapper):
     def judge(
         self, items: list[dict], joint_actions: list[JointAction], histories: list[History], evaluation: bool
     ) -> list[Outcome]:
-        branches = [dataclasses.replace(self._reached(*x)) for x in zip(items, histories, strict=True)]
+        branches = [replace(self._reached(*x)) for x in zip(items, histories, strict=True)]
         self._play(branches, joint_actions, evaluation)
         outcomes = [self._outcome(branch) for branch in self._advance(branches, evaluation)]
         for role, seat in self.seats.items():
@@ -271,7 +271,7 @@ class SeatedEnvironment(EnvironmentWrapper):
         prompts = [branch.prompts for branch in branches]
         actions = [{role: said[k][role] for role in asked} for k, asked in enumerate(prompts)]
         items, histories = [x.item for x in branches], [x.history for x in branches]
-        with scoring(dataclasses.replace(scoring_context(), prompts=prompts, completion_ids=None)):
+        with scoring(replace(scoring_context(), prompts=prompts, completion_ids=None)):
             outcomes = judge(self.task, items, actions, histories, evaluation)
         for branch, action, outcome in zip(branches, actions, outcomes, strict=True):
             branch.history = (*branch.history, Turn(branch.prompts, action, outcome))
@@ -319,8 +319,7 @@ def ask_endpoint(client: EndpointClient, prompts: Sequence[Prompt], seeds: Seque
 
 def ended(text: str, stops: Sequence[str]) -> str:
     """Cuts a text off after the first of some strings."""
-    ends = [text.index(stop) + len(stop) for stop in stops if stop in text]
-    return text[: min(ends, default=len(text))]
+    return text[: min((text.index(stop) + len(stop) for stop in stops if stop in text), default=len(text))]
 
 
 def training_step() -> int | None:

@@ -62,8 +62,7 @@ def run_collection(task: Task | None, argv: Sequence[str] | None = None, prog: s
         state = start_processes()
     start_logging(settings, config.disable_tqdm)
     with end_on_signal(prog, []), end_with_one_line(prog), end_on_wrong_input(prog):
-        loader = make_loader(settings, make_peft_config(settings))
-        team = loader.load_to_sample(environment.roles, config.seed)
+        team = make_loader(settings, make_peft_config(settings)).load_to_sample(environment.roles, config.seed)
         comparator = build(config.comparator_model_name, settings.builders)
         config = dataclasses.replace(config, comparator_model_name=comparator)
         preferences = collect_preferences(team, environment, items, config)

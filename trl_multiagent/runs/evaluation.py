@@ -381,7 +381,7 @@ def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Pol
     mix, policies = mixer(evaluation, roles), []
     for runs in mixes(len(teams), roles):
         trained_together = len(set(runs)) == 1
-        name = teams[runs[0]].name if trained_together else "mix_" + "_".join(map(str, runs))
+        name = teams[runs[0]].name if trained_together else f"mix_{'_'.join(map(str, runs))}"
         source = " + ".join(teams[run].location for run in dict.fromkeys(runs))
         kind, length = "team" if trained_together else "pair", evaluation.max_completion_length
         load = partial(mix, {role: teams[run].location for role, run in zip(roles, runs, strict=True)})
@@ -468,8 +468,7 @@ class Control:
                     "steps at most.",
                     flush=True,
                 )
-            stop = partial(StopWhenSpent, cost=self.cost)
-            train(run, environment, train_dataset, None, stop)
+            train(run, environment, train_dataset, None, partial(StopWhenSpent, cost=self.cost))
         self.stage.save_result(CONTROL_FILE, self.stage.settings)
 
 

@@ -4,11 +4,11 @@ teams and of checkpoints, and ids on the Hub.
 """
 
 import argparse
-import dataclasses
 import itertools
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ USED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TeamSource:
     """A team to evaluate."""
 
@@ -84,7 +84,7 @@ class TeamSource:
     run_config: str | None = None  # file with the settings of its run
 
 
-@dataclasses.dataclass
+@dataclass
 class Evaluation:
     """The checked settings of an evaluation."""
 
@@ -136,7 +136,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
     group = parser.add_argument_group(
         "settings, also keys of the section 'evaluation'", "By default, sampling is as in the training."
     )
-    for field in dataclasses.fields(EvaluationConfig):
+    for field in fields(EvaluationConfig):
         if not (cross_play and field.name.startswith(("baseline", "control", "contributions", "ablate"))):
             text = f"{field.metadata['help']} (default: {field.default})".replace("%", "%%")
             group.add_argument(f"--{field.name}", nargs="*", metavar="VALUE", default=argparse.SUPPRESS, help=text)
@@ -146,7 +146,7 @@ def make_evaluation_parser(prog: str, cross_play: bool) -> argparse.ArgumentPars
 def flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags of an evaluation as values of the section `evaluation`."""
     values = {}
-    for field in dataclasses.fields(EvaluationConfig):
+    for field in fields(EvaluationConfig):
         if field.name in arguments:
             texts: list[str] = getattr(arguments, field.name) or ["true"]  # a flag without a value means true
             is_list = str(field.type).startswith("list")
@@ -216,10 +216,9 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
     changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
-        folder = Path(settings.output.base_dir) / "evaluation" / f"{teams[0].name}{more}"
-        changes["output_dir"] = str(folder)
+        changes["output_dir"] = str(Path(settings.output.base_dir) / "evaluation" / f"{teams[0].name}{more}")
     with config_errors("section `evaluation`: "):
-        return dataclasses.replace(config, **changes)
+        return replace(config, **changes)
 
 
 def safe_settings(

@@ -42,8 +42,9 @@ def make_peft_config(settings: Settings) -> LoraConfig | None:
     a value is wrong.
     """
     model = settings.agent_model
-    where = "peft" if settings.has_peft_section else "agent_model"
-    with config_errors(f"section `{where}`: ", (ValueError, TypeError)):
+    with config_errors(
+        f"section `{'peft' if settings.has_peft_section else 'agent_model'}`: ", (ValueError, TypeError)
+    ):
         if settings.has_peft_section:
             config = LoraConfig(**{**PEFT_DEFAULTS, **settings.values["peft"]})
         else:
@@ -207,6 +208,8 @@ def read_values(path: str, section: Any, cls: type) -> dict[str, Any]:
         raise ValueError(f"`{path}` must be a section with some of {', '.join(keys)}.")
     for name in section:
         if name not in keys:
-            similar = difflib.get_close_matches(str(name), keys, n=MAX_NAMES, cutoff=0.0)
-            raise ValueError(f"`{path}.{name}` is not a known setting; it has {', '.join(similar)}.")
+            raise ValueError(
+                f"`{path}.{name}` is not a known setting; it has "
+                f"{', '.join(difflib.get_close_matches(str(name), keys, n=MAX_NAMES, cutoff=0.0))}."
+            )
     return {name: check_value(f"{path}.{name}", value, keys[name]) for name, value in section.items()}

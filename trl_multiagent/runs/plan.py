@@ -77,10 +77,8 @@ def rollout_lines(
         "algorithm": f"{run.algorithm}, {baseline(args)}",
         **collaboration(run),
         "agents": f"{agents(run.model_names, environment.roles, args.frozen_agents or ())} ({run.form_in_words})",
-        "training": (
-            f"{count(num_train, 'item')} of {run.dataset.name or 'the task'}, "
-            f"split {run.dataset.train_split or 'whole'}"
-        ),
+        "training": f"{count(num_train, 'item')} of {run.dataset.name or 'the task'}, "
+        f"split {run.dataset.train_split or 'whole'}",
         "evaluation": (
             f"{count(num_eval, 'item')} of split {run.dataset.eval_split or 'whole'}, {when}" if when else "none"
         ),
@@ -127,8 +125,7 @@ def rollouts(args: RolloutConfig) -> str:
     """Describes the rollouts of an item."""
     turns = count(args.num_turns, "turn")
     if args.num_episodes:
-        at_most = "" if args.has_num_turns else "at most "
-        return f"{args.num_episodes} episodes per item, {at_most}{turns} each"
+        return f"{args.num_episodes} episodes per item, {'' if args.has_num_turns else 'at most '}{turns} each"
     return (
         f"{turns}, joint_mode {args.joint_mode}, handoff {args.handoff}, {args.num_generations} completions "
         "per agent and node"

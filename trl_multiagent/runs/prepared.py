@@ -103,8 +103,7 @@ class PreparedRun(Settings):
     @property
     def dtype(self) -> str:
         """Data type of the weights that are trained."""
-        rounds = self.training_args.rounds_stochastically and self.peft_config is None
-        return "bfloat16" if rounds else "float32"
+        return "bfloat16" if self.training_args.rounds_stochastically and self.peft_config is None else "float32"
 
     @property
     def compute_dtype(self) -> str:
@@ -120,8 +119,9 @@ class PreparedRun(Settings):
         """The form of the team and its data types, for a plan."""
         weights = f"{self.dtype} weights"
         if self.peft_config:
-            base = self.loader.base_dtype(self.compute_dtype)
-            adapter = f"LoRA of rank {self.peft_config.r} in float32 on a {base} base"
+            adapter = (
+                f"LoRA of rank {self.peft_config.r} in float32 on a {self.loader.base_dtype(self.compute_dtype)} base"
+            )
             adapted = self.agent_model.adapter_roles
             weights = f"{', '.join(adapted)}: {adapter}; any other: {weights}" if adapted else adapter
         form = ", one model for all" if self.agent_model.share_weights else ""
@@ -253,8 +253,7 @@ def prepare_run(settings: Settings, training_args: Any) -> PreparedRun:
     work on it.
     """
     output = settings.output
-    prefix = "mt_job" if training_args.num_turns > 1 else "job"
-    training_args.output_dir, checkpoint = choose_folder(settings, prefix)
+    training_args.output_dir, checkpoint = choose_folder(settings, "mt_job" if training_args.num_turns > 1 else "job")
     if output.save_path and output.save_final_model:
         check_folder("`output.save_path`", Path(output.save_path))
     check_results(settings, training_args)

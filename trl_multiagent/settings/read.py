@@ -185,9 +185,9 @@ def config_file(flag: str, name: str, pattern: str) -> str:
     short_name = path.stem.removesuffix("_config")
     if short_name in packaged and path.name == name:
         return str(packaged[short_name])
-    similar = ", ".join(difflib.get_close_matches(short_name, packaged, MOST_SIMILAR, cutoff=0.0))
     raise ConfigError(
-        f"{flag} {name!r}: there is no such file. The package has {len(packaged)} by name, such as {similar}."
+        f"{flag} {name!r}: there is no such file. The package has {len(packaged)} by name, such as "
+        f"{', '.join(difflib.get_close_matches(short_name, packaged, MOST_SIMILAR, cutoff=0.0))}."
     )
 
 
@@ -383,8 +383,7 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
             without_effect.append(f"{path} (`{overruled[path]}` is used)")
         elif path not in known:
             usable = [old for old, new in other_names.items() if new in known or new in sections]
-            similar = suggestion(path, [*sections, *known, *usable])
-            raise ConfigError(f"`{path}` is not a known setting{similar}")
+            raise ConfigError(f"`{path}` is not a known setting{suggestion(path, [*sections, *known, *usable])}")
         elif not is_blank and not is_default:
             names = [path, *(old for old, new in other_names.items() if new == path)]
             with config_errors():

@@ -1,9 +1,8 @@
 """The team: N agents as one `nn.Module`."""
 
-import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
@@ -314,8 +313,9 @@ class AgentTeam(nn.Module):
             if isinstance(model, PeftModel):
                 load_adapter_weights(model, role, source)
             elif role == name:
-                loaded = load_model(str(source), architecture=type(model), dtype=model.dtype)
-                model.load_state_dict(loaded.state_dict())
+                model.load_state_dict(
+                    load_model(str(source), architecture=type(model), dtype=model.dtype).state_dict()
+                )
         if self.critics is not None:
             self.critics.load(folder)
 
@@ -473,7 +473,7 @@ class AgentTeam(nn.Module):
         """The role of the active agent."""
         return self._now.role
 
-    @contextlib.contextmanager
+    @contextmanager
     def activate(
         self, role: str, critic: str | None = None, group: Stacked | None = None
     ) -> Iterator[PreTrainedModel]:
@@ -488,13 +488,12 @@ class AgentTeam(nn.Module):
         with self._computing(Computing(role, adapter, group, autocast)):
             yield self.active_agent
 
-    @contextlib.contextmanager
+    @contextmanager
     def _computing(self, computing: "Computing", part: nn.Module | None = None) -> Iterator[None]:
         """Computes for others within the block. `part`: the only part of their model that does."""
-        chosen: AbstractContextManager = contextlib.nullcontext()
+        chosen: AbstractContextManager = nullcontext()
         if computing != self._now and computing.role in self.adapted_roles:
-            module = self.policies[computing.role] if part is None else part
-            chosen = self._adapters.chosen(module, *computing[1:])
+            chosen = self._adapters.chosen(self.policies[computing.role] if part is None else part, *computing[1:])
         with temporarily_set(self, _now=computing), chosen:
             yield
 
@@ -526,7 +525,7 @@ class AgentTeam(nn.Module):
             layer.training = True
         return self
 
-    @contextlib.contextmanager
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Keeps the whole team in evaluation mode within the block."""
         training = self.training
@@ -594,13 +593,13 @@ class AgentTeam(nn.Module):
         self._choose_adapter()
         self.train(self.training)  # sets the mode of modules that were added
 
-    @contextlib.contextmanager
+    @contextmanager
     def as_reference(self) -> Iterator[None]:
         """Makes the agents of a LoRA team compute with their reference policies within the block."""
         with temporarily_set(self, _is_reference=True), self.activate(self.active):
             yield
 
-    @contextlib.contextmanager
+    @contextmanager
     def together(self, roles: Sequence[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """
         Makes agents on one model compute together within the block. Yields the model and, for several agents, their
@@ -787,8 +786,7 @@ def run_agent(agent: PreTrainedModel, device: torch.device | None, **inputs: Any
     the inputs' device.
     """
     if device is not None:
-        outputs = run_agent(agent, None, **send_to_device(inputs, device))
-        return send_to_device(outputs, inputs["input_ids"].device)
+        return send_to_device(run_agent(agent, None, **send_to_device(inputs, device)), inputs["input_ids"].device)
     router_weights = inputs.pop("router_weights", None)
     if router_weights is not None:
         from trl_multiagent.models.router_loss import forward_with_expert_sums

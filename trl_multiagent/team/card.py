@@ -40,7 +40,6 @@ def push_team(team: Any, repo_id: str, revision: str | None, create_pr: bool, **
     """Uploads a team and its model card, see [`~AgentTeam.push_to_hub`]."""
     with tempfile.TemporaryDirectory() as folder:
         team.save_pretrained(folder)
-        card = team_card(facts_of(team), repo_id, revision=None if create_pr else revision)
-        card.save(Path(folder) / CARD_FILE)
+        team_card(facts_of(team), repo_id, revision=None if create_pr else revision).save(Path(folder) / CARD_FILE)
         options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
         return push_folder(folder, repo_id, **options)

@@ -205,8 +205,7 @@ class Critics(nn.Module):
             if backbone.adapter is not None:
                 load_adapter_weights(backbone.model, backbone.adapter, source)
             elif name in self.models:
-                weights = load_backbone(str(source), backbone.model.dtype).state_dict()
-                backbone.model.load_state_dict(weights)
+                backbone.model.load_state_dict(load_backbone(str(source), backbone.model.dtype).state_dict())
             load_head(self.heads[name], source)
             self.scales[name] = Scale(**saved["scales"][name])
 
@@ -231,8 +230,10 @@ def make_critics(team: Any, roles: dict[str, str], settings: CriticSettings) -> 
                 backbone.key = f"critics.models.{name}."
             elif settings.form == "adapter":
                 if not isinstance(backbone.model, PeftModel):
-                    problem = f"{backbone.role!r} has no LoRA adapter. Set `critic_form` to 'model' or 'head'"
-                    raise ValueError(f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {problem}.")
+                    raise ValueError(
+                        f"`critic_form='adapter'` adds adapters to the bases of LoRA agents: {backbone.role!r} has no "
+                        "LoRA adapter. Set `critic_form` to 'model' or 'head'."
+                    )
                 backbone.adapter = f"critic_{name}"
                 add_adapter(backbone.model, backbone.adapter, settings)
         model, tokenizer, agents_own = backbone.model, backbone.tokenizer, team.tokenizers[backbone.role]
@@ -257,8 +258,9 @@ def load_head(head: nn.Module, folder: str | Path) -> None:
     try:
         head.load_state_dict(load_file(Path(folder) / HEAD_FILE))
     except RuntimeError as error:
-        problem = "has other layers than `critic_value_head_hidden_dim` asks for"
-        raise ValueError(f"The value head in {folder} {problem}: {error}") from error
+        raise ValueError(
+            f"The value head in {folder} has other layers than `critic_value_head_hidden_dim` asks for: {error}"
+        ) from error
 
 
 def model_names(models: str | list[str] | None, names: Sequence[str]) -> dict[str, str | None]:

@@ -177,8 +177,10 @@ def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
         tokenizer.chat_template = read_json(Path(path))["chat_template"]
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
-        advice = "give it as `tokenizer_kwargs`, for example {'eos_token': '</s>'}"
-        raise ValueError(f"The tokenizer of {source} names no token that ends a text: {advice}.")
+        raise ValueError(
+            f"The tokenizer of {source} names no token that ends a text: give it as `tokenizer_kwargs`, for example "
+            "{'eos_token': '</s>'}."
+        )
     return tokenizer
 
 

@@ -1,8 +1,8 @@
 """The loader of teams: training, sampling, evaluation and comparisons load their teams here."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accelerate import PartialState
@@ -21,21 +21,21 @@ class LoadError(ValueError):
     """A team cannot be loaded. The message, of one line, names its models."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class TeamLoader:
     """Loads the teams of a run."""
 
     models: str | list[str]  # the model of all agents, or one per agent: an id, a folder, or a key of `builders`
     # Functions that build a base model and return its folder
-    builders: Mapping[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    builders: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     peft_config: LoraConfig | None = None  # the adapter of each LoRA agent
     adapter_roles: Sequence[str] | None = None  # the agents that get it; all by default
     share_weights: bool = False  # whether all agents are one model
     torch_dtype: str | None = None  # data type of the base of a LoRA team, and of a team that is not trained
     # Arguments of TRL's `ModelConfig` about quantized weights; empty without any
-    quantization: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
     # More arguments of `AgentTeam.from_pretrained`, such as `tokenizer_kwargs`
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def base_dtype(self, compute_dtype: str) -> str:
         """
@@ -61,12 +61,12 @@ class TeamLoader:
 
     def saved(self, folder: str) -> "TeamLoader":
         """Returns the loader of a saved team, which keeps its form."""
-        return dataclasses.replace(self, models=folder, peft_config=None, share_weights=False)
+        return replace(self, models=folder, peft_config=None, share_weights=False)
 
     def load_to_sample(self, roles: Sequence[str], seed: int) -> AgentTeam:
         """Loads the same team on the device of this process, to sample with; see [`~TeamLoader.load`]."""
         dtype = self.sampling_dtype
-        return self._place(dataclasses.replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
+        return self._place(replace(self, torch_dtype=dtype).load(roles, dtype, dtype, seed))
 
     def load_player(self, names: str | list[str], roles: Sequence[str]) -> AgentTeam:
         """

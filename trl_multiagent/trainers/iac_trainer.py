@@ -29,8 +29,7 @@ class IACTrainer(ActorCriticTrainer):
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         ids = node.samples[critic].prompt_ids
         if joint_action is not None:
-            completion = node.completion_of(critic)[joint_action]
-            ids = ids + node.samples[critic].completion_ids[completion]
+            ids = ids + node.samples[critic].completion_ids[node.completion_of(critic)[joint_action]]
         backbone = self.critics.backbones[critic]
         if backbone.shares_vocabulary:
             return ids

@@ -331,8 +331,7 @@ def split_by_item(dataset: Dataset, roles: list[str], fraction: float, seed: int
     `item_id`, rows belong to the same item if their prompts are equal. `fraction` is the share of held-out items. At
     least one item is on each side; a single item is not held out.
     """
-    has_ids = ITEM_ID in dataset.column_names
-    columns = [ITEM_ID] if has_ids else [text_columns(role)[0] for role in roles]
+    columns = [ITEM_ID] if ITEM_ID in dataset.column_names else [text_columns(role)[0] for role in roles]
     keys = [json.dumps(row, default=str) for row in dataset.select_columns(columns)]
     items = list(dict.fromkeys(keys))
     if len(items) < 2:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from datasets import Dataset, concatenate_datasets
+from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import TrainerCallback
 from transformers.trainer_utils import PredictionOutput
@@ -145,8 +145,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
-        arguments = sampling_of(args, args.max_completion_length)
-        self.generator = TrainerGenerator(self, arguments)
+        self.generator = TrainerGenerator(self, sampling_of(args, args.max_completion_length))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
         reference = None if args.reference_free else self._make_reference()
@@ -251,7 +250,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         # DPOTrainer calls this when it is created, see `__init__`
         return dataset
 
-    def _reference_logps(self, role: str, rows: AgentTensors) -> torch.Tensor:
+    def _reference_logps(self, role: str, rows: AgentTensors) -> Tensor:
         """
         Returns the log-probabilities of an agent's answers under its reference policy, of shape `(2B,)`; zeros without
         a reference.
@@ -274,7 +273,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
             self.env_step += self.args.environment_steps_per_pair * round(self._sizes[0].item() * self._num_parts)
         return batches, num_items
 
-    def _count(self, batch: PairBatch) -> torch.Tensor:
+    def _count(self, batch: PairBatch) -> Tensor:
         """Counts the pairs of a micro-batch, and the tokens of each agent's chosen answers."""
         weights = batch["weights"]
         tokens = (batch[role].completion_mask.chunk(2)[0].sum(dim=1) for role in self.team.roles)
@@ -289,7 +288,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         rows = batch[role]
         if role not in self._router_loss_coefs:
             return rows.inputs
-        weighted = dataclasses.replace(rows, router_weights=batch["weights"].repeat(2))
+        weighted = replace(rows, router_weights=batch["weights"].repeat(2))
         return forward_inputs(self.team.agents[role], weighted)
 
     def compute_loss(self, model: torch.nn.Module, inputs: PairBatch, *args: Any, **kwargs: Any) -> Any:
@@ -399,15 +398,15 @@ class Answers:
     are also sums over the agents.
     """
 
-    ref_logps: torch.Tensor  # log-probabilities under the reference policy, in nats
-    logps: torch.Tensor  # under the policy
-    lengths: torch.Tensor  # numbers of tokens
-    entropy: torch.Tensor  # this and the next two fields are for TRL's metrics
-    mean_logits: torch.Tensor
-    is_top1: torch.Tensor
+    ref_logps: Tensor  # log-probabilities under the reference policy, in nats
+    logps: Tensor  # under the policy
+    lengths: Tensor  # numbers of tokens
+    entropy: Tensor  # this and the next two fields are for TRL's metrics
+    mean_logits: Tensor
+    is_top1: Tensor
 
     @classmethod
-    def of_agent(cls, output: FusedCausalLMOutput, ref_logps: torch.Tensor, rows: AgentTensors) -> Answers:
+    def of_agent(cls, output: FusedCausalLMOutput, ref_logps: Tensor, rows: AgentTensors) -> Answers:
         """Sums an agent's outputs, which are zero outside of the answers."""
         per_token = (output.log_probs, rows.completion_mask, output.entropy, output.mean_logits, output.is_top1)
         return cls(ref_logps, *(x.sum(dim=1) for x in per_token))
@@ -418,17 +417,17 @@ class Answers:
         return cls(*map(sum, zip(*(vars(agent).values() for agent in answers), strict=True)))
 
     @property
-    def log_ratios(self) -> torch.Tensor:
+    def log_ratios(self) -> Tensor:
         return self.logps - self.ref_logps
 
-    def metrics(self, weights: torch.Tensor, beta: float) -> dict[str, torch.Tensor]:
+    def metrics(self, weights: Tensor, beta: float) -> dict[str, Tensor]:
         """
         Computes the metrics of TRL's `DPOTrainer`: the sum of each, and the number of pairs or tokens. `weights`, of
         shape `(B,)`, has 0 for repeated pairs.
         """
         both, pairs = weights.repeat(2), torch.ones_like(weights)
 
-        def sums(values: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor = weights) -> torch.Tensor:
+        def sums(values: Tensor, counts: Tensor, weights: Tensor = weights) -> Tensor:
             return torch.stack([(values.detach() * weights).sum(), (counts * weights).sum()])
 
         logps, rejected_logps = self.logps.chunk(2)
@@ -451,7 +450,7 @@ class Answers:
         }
 
 
-def pair_losses(loss_type: str, answers: Answers, beta: float) -> torch.Tensor:
+def pair_losses(loss_type: str, answers: Answers, beta: float) -> Tensor:
     """
     Computes a loss of each pair, of shape `(B,)`. With D = c - r, for the joint log-ratios c of the chosen and r of
     the rejected answers:

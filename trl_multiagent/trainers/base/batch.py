@@ -6,14 +6,14 @@ the rows in which it acts. A batch is split into equally many parts for every ag
 computes a micro-batch for all agents.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from trl_multiagent.models.packing import can_pack, pack, pack_ends, scored
@@ -22,16 +22,16 @@ from trl_multiagent.models.shared_prompts import takes_positions, token_position
 from trl_multiagent.rollout.tree import Node, Samples, Trees
 
 
-Advantages = list[list[dict[str, torch.Tensor]]]  # of each agent's completions at the nodes of each turn
+Advantages = list[list[dict[str, Tensor]]]  # of each agent's completions at the nodes of each turn
 
 
-def moved(values: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+def moved(values: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
     """Copies the tensors among some values from the CPU to a device. The host does not wait for a GPU."""
     on_gpu = device.type == "cuda"
     return {
         name: (x.pin_memory() if on_gpu else x).to(device, non_blocking=on_gpu)
         for name, x in values.items()
-        if isinstance(x, torch.Tensor)
+        if isinstance(x, Tensor)
     }
 
 
@@ -42,29 +42,29 @@ class RowTensors:
     inputs: dict[str, Any] = field(default_factory=dict, kw_only=True)  # of the forward that reads the rows
 
     def __len__(self) -> int:
-        return next(len(x) for x in vars(self).values() if isinstance(x, torch.Tensor))
+        return next(len(x) for x in vars(self).values() if isinstance(x, Tensor))
 
     def to(self, device: torch.device) -> Self:
         """Copies the tensors from the CPU to a device."""
         inputs = self.inputs | moved(self.inputs, device)
-        return dataclasses.replace(self, **moved(vars(self), device), inputs=inputs)
+        return replace(self, **moved(vars(self), device), inputs=inputs)
 
 
 @dataclass
 class AgentTensors(RowTensors):
     """The rows of one agent in a batch. An algorithm adds tensors in a subclass."""
 
-    prompt_ids: torch.Tensor  # of shape `(num_rows, prompt_length)`, padded on the left
-    prompt_mask: torch.Tensor
-    completion_ids: torch.Tensor  # of shape `(num_rows, completion_length)`, padded on the right
-    completion_mask: torch.Tensor  # 1 for tokens that are trained
-    advantages: torch.Tensor  # of shape `(num_rows,)` or as `completion_ids`
-    turns: torch.Tensor  # of shape `(num_rows,)`, counted from 0
+    prompt_ids: Tensor  # of shape `(num_rows, prompt_length)`, padded on the left
+    prompt_mask: Tensor
+    completion_ids: Tensor  # of shape `(num_rows, completion_length)`, padded on the right
+    completion_mask: Tensor  # 1 for tokens that are trained
+    advantages: Tensor  # of shape `(num_rows,)` or as `completion_ids`
+    turns: Tensor  # of shape `(num_rows,)`, counted from 0
     # Log-probabilities of the completions' tokens, in nats, of the shape of `completion_ids`:
-    ref_logps: torch.Tensor | None = None  # under the reference policy
-    old_logps: torch.Tensor | None = None  # under the policy when the batch was sampled
-    sampling_logps: torch.Tensor | None = None  # as they were sampled, NaN if an engine reported none
-    router_weights: torch.Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
+    ref_logps: Tensor | None = None  # under the reference policy
+    old_logps: Tensor | None = None  # under the policy when the batch was sampled
+    sampling_logps: Tensor | None = None  # as they were sampled, NaN if an engine reported none
+    router_weights: Tensor | None = None  # for a router loss, of shape `(num_rows,)`: 0 for padding rows, else 1
     # Numbers of rows and of tokens of the agent's completions in all trees, per process. The loss is divided by one of
     # them, so rows that the update leaves out count
     num_rows: float = 1.0
@@ -73,17 +73,16 @@ class AgentTensors(RowTensors):
 
     def of_turn(self, turn: int) -> Self:
         """Masks the completions of all other turns."""
-        mask = self.completion_mask * (self.turns == turn).unsqueeze(1)
-        return dataclasses.replace(self, completion_mask=mask)
+        return replace(self, completion_mask=self.completion_mask * (self.turns == turn).unsqueeze(1))
 
 
 @dataclass
 class CriticTensors(RowTensors):
     """The targets of a critic's values: one for each joint action of a sequence that the critic reads."""
 
-    targets: torch.Tensor  # of shape `(num_rows, most joint actions of a row)`
-    target_mask: torch.Tensor  # which targets exist
-    old_values: torch.Tensor  # when the batch was sampled
+    targets: Tensor  # of shape `(num_rows, most joint actions of a row)`
+    target_mask: Tensor  # which targets exist
+    old_values: Tensor  # when the batch was sampled
 
 
 @dataclass
@@ -124,7 +123,7 @@ def collect_rows(turns: Trees, advantages: Advantages) -> list[Row]:
         lengths = (len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in node.samples.values())
         longest[node.tree] = max(longest.get(node.tree, 0), *lengths)
 
-    def place(entry: tuple[Node, dict[str, torch.Tensor]]) -> Any:
+    def place(entry: tuple[Node, dict[str, Tensor]]) -> Any:
         node = entry[0]
         return longest[node.tree], node.tree, [samples.prompt_ids for samples in node.samples.values()]
 
@@ -188,7 +187,7 @@ def agent_tensors(
     )
 
 
-def padded(values: Sequence[list[Any]], padding: float, side: str = "right") -> torch.Tensor:
+def padded(values: Sequence[list[Any]], padding: float, side: str = "right") -> Tensor:
     """Makes a tensor of lists, padded to the length of the longest one and at least to 1."""
     width = max(1, *map(len, values))
     missing = [[padding] * (width - len(x)) for x in values]
@@ -221,7 +220,7 @@ def forward_inputs(agent: PreTrainedModel, rows: AgentTensors) -> dict[str, Any]
     return inputs | {"position_ids": token_positions(attention_mask)} if takes_positions(agent) else inputs
 
 
-def critic_inputs(model: PreTrainedModel, sequences: list[list[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
+def critic_inputs(model: PreTrainedModel, sequences: list[list[int]], pad_token_id: int) -> dict[str, Tensor]:
     """
     Builds the arguments of [`~team.critics.Critics.values`]. If the model supports it, common tokens are read once.
     """

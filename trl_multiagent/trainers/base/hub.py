@@ -1,9 +1,9 @@
 """What a trainer of a team sends to the Hub: its model card, and the files of the team."""
 
-import contextlib
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def hub_name(trainer: Any) -> str:
     return trainer.hub_model_id or trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
 
 
-@contextlib.contextmanager
+@contextmanager
 def opening_repo(trainer: Any, token: str | None) -> Iterator[None]:
     """Adds advice if a trainer's repository cannot be opened within the block, or cannot be written to after it."""
     with access_error_with_advice(hub_name(trainer)):
@@ -81,7 +81,7 @@ def opening_repo(trainer: Any, token: str | None) -> Iterator[None]:
             check_write_access(trainer.hub_model_id, token or trainer.args.hub_token, trainer.args.hub_revision)
 
 
-@contextlib.contextmanager
+@contextmanager
 def pushing(trainer: Any) -> Iterator[None]:
     """Prepares a push of the team, and adds advice if it is interrupted."""
     trainer._finish_current_push()  # a push in progress reads files that are replaced next
@@ -90,7 +90,7 @@ def pushing(trainer: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def only_team_files() -> Iterator[None]:
     """
     Limits a trainer's uploads of its output folder to the team's files. Checkpoints, which have a `path_in_repo`, are

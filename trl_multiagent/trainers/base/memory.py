@@ -302,9 +302,10 @@ def choose_rows(
 
 def describe_rows(args: Any) -> str:
     """Describes how the update is computed."""
-    given = "" if args.chooses_rows else ", as given"
-    using = "with" if args.gradient_checkpointing else "without"
-    return f"{args.rows_per_forward} rows in a forward{given}, {using} activation checkpointing"
+    return (
+        f"{args.rows_per_forward} rows in a forward{'' if args.chooses_rows else ', as given'}, "
+        f"{'with' if args.gradient_checkpointing else 'without'} activation checkpointing"
+    )
 
 
 # Of a trainer, a [`RolloutTrainer`], in its first step, and in one for which the memory does not suffice

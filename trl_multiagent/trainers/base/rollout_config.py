@@ -173,8 +173,10 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             self.per_device_train_batch_size = int(str(self.per_device_train_batch_size))
         check_arguments(self)
         if self.scale_rewards not in SCALES[:2]:
-            advice = "`advantage_normalization=True` divides advantages by their standard deviation"
-            raise ValueError(f"`scale_rewards` is {self.scale_rewards!r}; it must be 'none': {advice}.")
+            raise ValueError(
+                f"`scale_rewards` is {self.scale_rewards!r}; it must be 'none': `advantage_normalization=True` "
+                "divides advantages by their standard deviation."
+            )
         self.has_num_turns = self.num_turns is not None
         if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
             self.num_turns = MAX_TURNS if self.branching == "episodes" else 1

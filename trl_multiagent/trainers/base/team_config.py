@@ -78,8 +78,10 @@ class CommonConfig(Base):
     def _check_combinations(self) -> None:
         """Raises `ValueError` if an argument contradicts another one, or needs one that is missing."""
         if unknown := {*map(str, self.report_to)} - INTEGRATION_TO_CALLBACK.keys():
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            raise ValueError(f"`report_to` has {min(unknown)!r}; it must be none, all, or some of {known}.")
+            raise ValueError(
+                f"`report_to` has {min(unknown)!r}; it must be none, all, or some of "
+                f"{', '.join(sorted(INTEGRATION_TO_CALLBACK))}."
+            )
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":

@@ -1,10 +1,10 @@
 """Makes a trainer of TRL train a team, in one process or several."""
 
-import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ class CommonTrainerMixin(CheckpointMixin):
         with self._without_traces():
             return super().predict(*args, **kwargs)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _without_traces(self) -> Iterator[None]:
         """Restores the metrics and the model's mode, on which logs depend, after an evaluation, even if it fails."""
         training = self.model.training
@@ -156,8 +156,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
         """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
         if not isinstance(team, AgentTeam):
-            advice = "`AgentTeam.from_pretrained(name, roles)` loads one, `AgentTeam(models, tokenizers)` takes models"
-            raise TypeError(f"`team` is {show(team)}, not an `AgentTeam`: {advice}.")
+            raise TypeError(
+                f"`team` is {show(team)}, not an `AgentTeam`: `AgentTeam.from_pretrained(name, roles)` loads one, "
+                "`AgentTeam(models, tokenizers)` takes models."
+            )
         if args is None:
             return self._config_class(f"{team.roles[-1]}-{self._name}")
         if not isinstance(args, self._config_class):
@@ -407,13 +409,13 @@ class TeamTrainerMixin(CommonTrainerMixin):
         else:
             self.ref_model = self.accelerator.prepare_model(reference, evaluation_mode=True)
 
-    @contextlib.contextmanager
+    @contextmanager
     def _without_training(self) -> Iterator[None]:
         """Makes the team compute without dropout and gradients within the block."""
         with torch.no_grad(), self.team.evaluating(), self.accelerator.autocast():
             yield
 
-    @contextlib.contextmanager
+    @contextmanager
     def _computing_as_reference(self) -> Iterator[torch.nn.Module]:
         """Yields a wrapped team. Within the block, its agents compute with their reference policies."""
         with self._without_training():
@@ -550,7 +552,7 @@ class TrainerGenerator(TransformersGenerator):
         self.trainer = trainer
         self.gathers = gathers
 
-    @contextlib.contextmanager
+    @contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         trainer = self.trainer
         if self.synchronized and is_deepspeed_zero3_enabled():
@@ -571,7 +573,7 @@ class TrainerGenerator(TransformersGenerator):
         ):
             yield sampling
 
-    @contextlib.contextmanager
+    @contextmanager
     def _gathering(self, roles: list[str]) -> Iterator[None]:
         """
         Gathers the weights of agents on one model within the block, without other agents' adapters. TRL would gather

@@ -198,8 +198,7 @@ class AgentGeneration(VLLMGeneration):
 
     def _read_on_server(self, owner: str, folder: Path) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        needs = "`VLLM_SERVER_DEV_MODE=1` in its environment"
-        self._post_folder(owner, "collective_rpc", body, folder, needs)
+        self._post_folder(owner, "collective_rpc", body, folder, "`VLLM_SERVER_DEV_MODE=1` in its environment")
         self.vllm_client.reset_prefix_cache()
         shutil.rmtree(folder)
 
@@ -642,8 +641,9 @@ def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
         return [args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"]
     roles, urls = [role for group in groups for role in group], by_role or {}
     if {*urls} != {*roles}:
-        given = ", ".join(urls) or "none"
-        raise ValueError(f"`vllm_server_base_urls` needs one URL for each of the roles {roles}; it has {given}.")
+        raise ValueError(
+            f"`vllm_server_base_urls` needs one URL for each of the roles {roles}; it has {', '.join(urls) or 'none'}."
+        )
     chosen = [urls[group[0]] for group in groups]
     if len({*chosen}) < len(groups):
         raise ValueError(f"`vllm_server_base_urls`: a server holds one model, but the agents have {len(groups)}.")

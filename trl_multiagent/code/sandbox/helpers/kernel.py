@@ -239,8 +239,7 @@ def restrict_files(readable: list[str], writable: Sequence[str] = ()) -> None:
     for path in (*readable, *writable):
         directory = os.open(path, os.O_PATH | os.O_CLOEXEC)
         own = _ALL_WITH_FILES & rights if path in writable else _READ_FILE | _READ_DIRECTORY
-        rule = struct.pack("=Qi", own, directory)
-        _check(_libc.syscall(_ADD_RULE, fd, 1, rule, 0), "landlock rule")
+        _check(_libc.syscall(_ADD_RULE, fd, 1, struct.pack("=Qi", own, directory), 0), "landlock rule")
         os.close(directory)
     prctl(_NO_NEW_PRIVILEGES, 1)
     _check(_libc.syscall(_RESTRICT_SELF, fd, 0), "landlock restrict")
