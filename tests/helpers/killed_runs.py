@@ -44,7 +44,7 @@ class MoodyEnvironment(FunctionEnvironment):
 
 
 SETTINGS = {
-    # An epoch is 3 steps. Saves fall between logs, in the middle of epochs and at their ends
+    # An epoch is 3 steps, with two processes 2. Saves fall between logs, in the middle of epochs and at their ends
     "plain": {"logging_steps": 3, "save_steps": 2, "save_total_limit": 1, "lr_scheduler_type": "linear"},
     "tree": {
         **{"num_turns": 2, "num_generations": 2, "early_termination_threshold": 0.12},
@@ -70,7 +70,7 @@ SETTINGS = {
         **{"save_steps": 2, "logging_steps": 3},
     },
     "two_processes": {
-        **{"max_steps": 5, "train_dataset": tiny_items(12), "beta": 0.05},
+        **{"max_steps": 5, "train_dataset": tiny_items(8), "beta": 0.05},
         **{"logging_steps": 3, "save_steps": 2, "save_total_limit": 1},
     },
 }

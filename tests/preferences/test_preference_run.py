@@ -154,7 +154,8 @@ def test_the_last_team_is_pushed_with_the_token_of_the_run(run, monkeypatch):
 
 
 def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
-    run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
+    argv = ["--override", "dataset.eval_split=test", "--eval_strategy", "epoch", "--save_strategy", "no"]
+    run("madpo", "run", *argv)
     assert sum(scored[:3]) == 6 * 4  # the collection, before the evaluation
     config = yaml.safe_load(Path("run/config.yaml").read_text())
     assert config["madpo"]["preference_num_candidates"] == 4
@@ -164,13 +165,30 @@ def test_madpo_collects_once_and_trains_once(run, capsys, tiny_model, tmp_path):
     assert "MADPO" in card and "preference pairs" in card
     assert "'eval_reward'" in capsys.readouterr().out
     before = len(scored)
-    run("madpo", "run", "--override", "dataset.eval_split=test", "--eval_strategy", "epoch")
+    run("madpo", "run", *argv)
     assert "is complete" in capsys.readouterr().out and len(scored) == before
     with pytest.raises(SystemExit):
         run("madpo", "run")
     error = capsys.readouterr().err
     assert "run holds another run: dataset.eval_split was test, is not set; madpo.eval_strategy was epoch" in error
     assert "Choose another folder, or set `madpo.resume_changes: allow`" in error
+    # A kill between the team and the results, from which no checkpoint is left
+    shutil.copytree("run", "killed")
+    Path("killed/results.json").unlink()
+    run("madpo", "killed", *argv)
+    assert len(scored) > before and same_teams("run", "killed")
+    before = len(scored)
+    with pytest.raises(SystemExit):
+        fewer = replace(
+            TASK, load_datasets=lambda settings: [rows.select(range(3)) for rows in load_datasets(settings)]
+        )
+        run("madpo", "run", *argv, task=fewer)
+    assert "run holds another run: rows of the dataset was " in capsys.readouterr().err
+    shutil.copytree("run", "other")
+    Path("other/stage.json").unlink()
+    with pytest.raises(SystemExit):
+        run("madpo", "other")
+    assert "other has the team and the report of an earlier run" in capsys.readouterr().err and len(scored) == before
     # The same preferences, given as a dataset
     run("madpo", "again", "--preference_dataset", "run/_preferences")
     assert len(scored) == before and same_teams("run", "again")

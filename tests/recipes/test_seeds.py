@@ -88,13 +88,14 @@ def test_seeds_go_on_after_a_failure(capsys):
 
 
 def test_complete_runs_are_skipped_and_signals_named(capsys):
-    more = ("--override", "output.save_path=team", "seed=4", "--max_steps", "3")
+    more = ("--override", "output.save_path=team", "seed=4", "--max_steps", "3", "--hub_token", "hf_secret")
     assert run(*TRAIN, *more, "--output_dir", "runs", "--seeds", "9")[0] == 128 + 9
     assert "a run ended by SIGKILL" in capsys.readouterr().err
     assert run(*TRAIN, *more, "--output_dir", "runs", "--seeds", "0")[0] == 0
     status, calls = run(*TRAIN, "--output_dir=runs", *more, "--output_dir", "runs", "--seeds", "0,2")
     assert status == 0 and [call[call.index("--seed") + 1] for call in calls] == ["9", "0", "2"]
     # Each team is saved in the folder of its run: of a flag that is given twice, the last one counts
+    assert "hf_secret" in calls[2] and "hf_secret" not in Path("runs/stage.json").read_text()
     assert calls[2][-6:] == ["--output.save_path", "null", "--seed", "2", "--output_dir", "runs/seed_2"]
     arguments, _ = make_parser("magrpo").parse_known_args([])
     layers = read_layers("magrpo", arguments, [*calls[2][-2:], "--output_dir=x"])

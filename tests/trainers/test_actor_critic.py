@@ -312,7 +312,7 @@ def test_a_run_resumes_bit_for_bit(tmp_path, algorithm, form, team):
 
 def test_the_best_model_has_its_scales_also_under_deepspeed(tmp_path, monkeypatch):
     """DeepSpeed's files, which `Trainer` loads there, have none."""
-    trainer = critic_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    trainer = critic_trainer(tmp_path, save_strategy="steps", save_steps=1, max_steps=2, save_only_model=True)
     trainer.train()
     saved = json.loads((tmp_path / "checkpoint-1" / "critics" / "critics.json").read_text())["scales"]
     trainer.state.best_model_checkpoint = str(tmp_path / "checkpoint-1")

@@ -33,6 +33,7 @@ from tiny import (
     count_reward,
     feedback,
     flip,
+    same_teams,
     tiny_environment,
     tiny_items,
     tiny_llama,
@@ -309,13 +310,14 @@ class OwnEnvironment(FunctionEnvironment):
             ["environment prompts: {'aux': 'Task {x}, part aux:'", "{'aux': '{x}', 'main': '<lambda>'}"],
         ),
         ({"environment": functions(reward_weights=[2.0])}, ["environment reward_weights: [1.0] in the checkpoint"]),
+        ({"frozen_agents": ["aux"], "resume_changes": "allow"}, ["frozen_agents: None in the checkpoint, ['aux']"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_a_checkpoint_of_another_run_is_refused(checkpoint, tmp_path, changes, differences):
     message = refusal(checkpoint, tmp_path, **changes)
     assert str(checkpoint) in message and "AgentTeam.from_pretrained" in message
-    assert ("`resume_changes: allow`" in message) == ("learning_rate" not in changes)
+    assert ("`resume_changes: allow`" in message) == (not {"learning_rate", "frozen_agents"} & changes.keys())
     assert all(difference in message for difference in differences), message
     assert "\n" not in message
     if not {"trainer", "team"} & changes.keys():
@@ -442,6 +444,45 @@ def test_the_best_checkpoint_is_named_and_kept(tmp_path, capsys):
     assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
     assert names(tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]  # all that the limit allows
     assert f"Best checkpoint  {tmp_path / 'checkpoint-1'}\n" in capsys.readouterr().out
+
+
+def test_the_best_checkpoint_of_a_run_that_goes_on(tmp_path):
+    """It is found in a folder that was moved, and is forgotten if another metric chooses."""
+    settings = {**SAVED, **EVALUATED, "eval_dataset": tiny_items(1), "load_best_model_at_end": True}
+    counted = {"metric_for_best_model": "num_tokens", "greater_is_better": False}
+    trainer = tiny_trainer(tmp_path / "run", max_steps=2, **settings, **counted)
+    trainer.train()
+    assert trainer.state.best_global_step == 1
+    (tmp_path / "run").rename(tmp_path / "moved")
+    trainer = tiny_trainer(tmp_path / "moved", max_steps=2, **settings, **counted)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-1")
+    trainer.save_model()
+    assert same_teams(tmp_path / "moved", tmp_path / "moved" / "checkpoint-1")
+    trainer = tiny_trainer(tmp_path / "moved", max_steps=3, metric_for_best_model="reward", **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_global_step == 3
+
+
+def test_what_an_interrupted_step_has_counted_is_not_logged(tmp_path):
+    def losses(trainer):
+        return [entry["agents/aux/loss"] for entry in trainer.state.log_history if "agents/aux/loss" in entry]
+
+    settings = {"max_steps": 2, "advantage_mode": "raw", "reward_shift": 1.0, "num_generations": 2, **SAVED}
+    whole, trainer = (tiny_trainer(tmp_path / name, **settings) for name in ("whole", "interrupted"))
+    whole.train()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        loss = trainer.agent_loss
+
+        def interrupted(role, *args):
+            if (trainer.state.global_step, role) == (1, "main"):
+                raise KeyboardInterrupt
+            return loss(role, *args)
+
+        patch.setattr(trainer, "agent_loss", interrupted)
+        trainer.train()
+    trainer.train(resume_from_checkpoint=True)
+    assert losses(trainer) == losses(whole) and len(losses(whole)) == 2
 
 
 @pytest.mark.parametrize("metric", ["reward", "grade"])

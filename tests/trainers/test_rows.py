@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate.data_loader import prepare_data_loader
+from accelerate.data_loader import prepare_data_loader, skip_first_batches
 from accelerate.state import GradientState
 from torch.utils.data import DataLoader
 
@@ -50,15 +50,17 @@ def test_the_choice():
     assert chosen("7B", 10, gradient_checkpointing=False, per_device_train_batch_size=4) == (4, False)
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_every_row_of_a_batch_counts_unless_it_is_repeated(drop_last):
+@pytest.mark.parametrize(("drop_last", "skipped"), [(False, 0), (True, 0), (False, 1)])
+def test_every_row_of_a_batch_counts_unless_it_is_repeated(drop_last, skipped):
     rows, counted = range(21), []
     for process in range(2):
         loader = DataLoader(rows, batch_size=4, drop_last=drop_last, collate_fn=list)
         loader = prepare_data_loader(loader, num_processes=2, process_index=process, put_on_device=False)
+        if skipped:  # as in an epoch that is resumed
+            loader = skip_first_batches(loader, skipped)
         accelerator = SimpleNamespace(gradient_state=GradientState(), num_processes=2, process_index=process)
         counted += [x for batch in loader for x in batch[: num_own_rows(accelerator, len(batch))]]
-    assert sorted(counted) == [*rows[: 16 if drop_last else 21]]
+    assert sorted(counted) == [*rows[8 * skipped : 16 if drop_last else 21]]
 
 
 def test_a_fifth_of_the_memory_stays_free():

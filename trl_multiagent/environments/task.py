@@ -109,7 +109,7 @@ class Task:
             message is shown unchanged. The section `dataset` is a [`DatasetSource`] by default.
         models (`dict[str, Callable[[], str] | ModelBuilder]`, *optional*): Functions that build a base model and
             return its folder. The user selects one with its name as `agent_model.name`. A [`ModelBuilder`] gets the
-            settings of the run.
+            settings of the run. Several processes may call it at once: [`~folders.build_once`] lets one of them build.
         introduction (`Callable[[TaskSettings], str | None]`, *optional*): Returns a text to print before anything is
             loaded, or `None`.
         callbacks (`Callable[[TaskSettings, Trainer], list[TrainerCallback]]`, *optional*): Returns the callbacks to

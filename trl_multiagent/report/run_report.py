@@ -89,7 +89,7 @@ class RunReport(RolloutCallback):
         self.next_kept = 0  # trees are kept at this step next
         with harmless(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            remove_after(folder / TREES_FOLDER, state.global_step)
+            remove_after(folder / TREES_FOLDER, state.global_step or -1)
             write_json(folder / RUN_FILE, {**run_facts(self.algorithm, args, state), **self.describe()})
             # A resumed run repeats the entries after its checkpoint
             write_lines(folder / LOG_FILE, state.log_history)

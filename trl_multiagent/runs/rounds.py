@@ -28,18 +28,19 @@ from transformers.utils import flatten_dict
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.reward_models import JointRewardModel, ModelRewardEnvironment
-from trl_multiagent.folders import PREFERENCES_FILE, last_checkpoint, read_json
+from trl_multiagent.folders import PREFERENCES_FILE, TEAM_FILE, last_checkpoint, read_json
 from trl_multiagent.hub import open_repo
 from trl_multiagent.jobs.distributed import fail_together, is_asked_to_stop, start_processes
 from trl_multiagent.jobs.fingerprint import checksum_of_weights, digest_of_rows
 from trl_multiagent.jobs.signals import Stopped, end_on_signal
-from trl_multiagent.jobs.stage import Stage
+from trl_multiagent.jobs.stage import MANIFEST, Stage
 from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.preferences.collection import collect_preferences, load_preferences, seeded
 from trl_multiagent.preferences.comparators import ROUND_FOLDER
 from trl_multiagent.preferences.pairs import ReplayConfig, replay
 from trl_multiagent.preferences.rows import ITEM_ID, ROUND, columns_of
 from trl_multiagent.report.run_page import OWN_SECTIONS
+from trl_multiagent.report.run_report import check_unused
 from trl_multiagent.runs.collection import check_comparator, cost, make_config
 from trl_multiagent.runs.models import loading_arguments, make_environment, make_peft_config, read_section, read_values
 from trl_multiagent.runs.plan import agents, collaboration, count, print_plan, rollout_lines
@@ -100,9 +101,13 @@ def run_preferences(settings: Settings) -> None:
                 return print_plan(plan(run))
             paths = (run.part_of(number, RESULTS_FILE) for number in range(run.num_rounds))
             results = [read_json(path) for path in takewhile(Path.is_file, paths)]
+            if not run.stage.has(MANIFEST):
+                check_unused(run.stage.folder)
+            run.items, run.eval_items = prepared.load_datasets()
+            rows = digest_of_rows(run.items if run.given is None else run.given)
+            run.stage.settings["rows of the dataset"] = rows
             if results and run.args.resume_changes != "allow":
                 run.stage.check()
-            run.items, run.eval_items = prepared.load_datasets()
             if run.in_rounds and isinstance(run.eval_items, dict):
                 raise ConfigError(f"The task has the evaluation sets {', '.join(run.eval_items)}; rounds need one.")
         check_run(prepared, run.environment, run.items)
@@ -118,7 +123,7 @@ def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
             if run.state.is_main_process:
                 name = args.hub_model_id or run.stage.folder.absolute().name
                 open_repo(name, args.hub_private_repo, args.hub_token, args.hub_revision, create_pr=False)
-    if run.state.is_main_process:
+    if run.state.is_main_process and len(results) < run.num_rounds:
         run.stage.begin()
         write_settings(run.prepared)
     set_up_wandb(run.prepared.wandb)
@@ -269,6 +274,7 @@ class PreferenceRun:
             )
         if self.in_rounds and self.preference_dataset:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
+        self.state = start_processes()
         self.args = args = make_training_args(settings, self.trained_with, **processed)
         self.prepared = run = prepare_run(settings, args)
         changes = {
@@ -281,7 +287,6 @@ class PreferenceRun:
             changes["policy_checkpoint_dir"] = str(self.teams_folder)
             check_folder(f"`{algorithm}.policy_checkpoint_dir`", self.teams_folder)
         self.preferences, self.replay = make_config(settings, **changes), settings.part(ReplayConfig)
-        self.state = start_processes()
         decisive = flatten_dict({name: x for name, x in run.merged.items() if name not in OWN_SECTIONS})
         decisive[f"{algorithm}.bf16"] = args.bf16  # by default, the machine decides
         self.stage = Stage(
@@ -372,6 +377,8 @@ def train_team(now: Round, environment: Environment, dataset: Dataset) -> None:
             args = copy.copy(args)
             args.output_dir, args.push_to_hub = str(folder), False
         checkpoint = prepared.resume_from_checkpoint or last_checkpoint(folder)
+        if checkpoint is None and run.state.is_main_process:
+            (folder / TEAM_FILE).unlink(missing_ok=True)  # of this run, if it was killed before it wrote its results
         forget_engine()
         now.trainer = trainer = import_class(ALGORITHMS[run.trained_with].trainer)(
             team=prepared.load_team(run.roles, now.source),

@@ -127,16 +127,12 @@ def load_player(
 
 def build(names: Any, builders: Mapping[str, Callable[[], str]]) -> Any:
     """
-    Builds the models of a task that do not exist yet, one process at a time. Returns the names with these models'
-    folders instead.
+    Builds the models of a task that do not exist yet. Returns the names with these models' folders instead.
     """
     if isinstance(names, list):
         built = {name: build(name, builders) for name in dict.fromkeys(names)}
         return [built[name] for name in names]
-    if names not in builders:
-        return names
-    with PartialState().main_process_first():
-        return builders[names]()
+    return builders[names]() if names in builders else names
 
 
 @contextlib.contextmanager

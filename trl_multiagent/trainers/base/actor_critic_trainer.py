@@ -14,13 +14,13 @@ from accelerate.utils import gather_object
 from transformers.utils import logging
 from trl.trainer.utils import pad
 
-from trl_multiagent.folders import read_json
+from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
 from trl_multiagent.rollout.tree import Node, Trees, acting
 from trl_multiagent.team.agent_team import AgentTeam, critic_key
-from trl_multiagent.team.critics import Critics, CriticSettings, Scale, make_critics
+from trl_multiagent.team.critics import CRITICS_FILE, Critics, CriticSettings, Scale, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
 from trl_multiagent.trainers.base.batch import Batch, CriticTensors, Row, critic_inputs
 from trl_multiagent.trainers.base.metrics import Total, totals_of_all
@@ -240,8 +240,7 @@ class ActorCriticTrainer(RolloutTrainer):
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        state = read_json(Path(self.state.best_model_checkpoint, self._process_file))
-        self._load_scales(state["critic_scales"])
+        self._load_scales(read_json(Path(self.state.best_model_checkpoint, CRITICS_FOLDER, CRITICS_FILE))["scales"])
 
     # The value loss
 

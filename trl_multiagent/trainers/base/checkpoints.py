@@ -65,7 +65,7 @@ ADVICE = "Copy it again, or resume from an earlier checkpoint."
 # These are in the optimizer's state, which replaces other values when a run resumes
 OPTIMIZER_ARGUMENTS = """
     optim optim_args learning_rate agent_learning_rates critic_learning_rate weight_decay adam_beta1 adam_beta2
-    adam_epsilon
+    adam_epsilon frozen_agents
 """.split()
 # The arguments of `TrainingArguments` that a resumed run must share with its checkpoint
 DECISIVE_ARGUMENTS = """
@@ -327,7 +327,8 @@ class CheckpointMixin(Trainer):
         with fail_together(self.accelerator):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
-        check_agreement(self.accelerator, self._settings)
+        # Nodes with folders of their own may hold different ones
+        check_agreement(self.accelerator, {**self._settings, "checkpoint": folder and Path(folder).name})
         start = str(folder) if folder else None
         self._resumed = Path(start) if start else None
         if self._resumed is not None:
@@ -477,7 +478,15 @@ class CheckpointMixin(Trainer):
 
     def _init_training_state(self, max_steps: int, epoch_steps: int, num_epochs: int, *args: Any) -> tuple[int, int]:
         position = super()._init_training_state(max_steps, epoch_steps, num_epochs, *args)
-        if self.state.global_step < max_steps:
+        if self._resumed is None:
+            return position
+        state, metric = self.state, f"eval_{(self.args.metric_for_best_model or '').removeprefix('eval_')}"
+        best = self._resumed.parent / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if state.best_metric not in [log.get(metric) for log in state.log_history]:  # of another metric
+            state.best_metric = state.best_global_step = state.best_model_checkpoint = None
+        elif best.is_dir():
+            state.best_model_checkpoint = str(best)  # in a folder that was moved, too
+        if state.global_step < max_steps:
             return position
         logger.warning(f"{self._resumed} has taken {self.state.global_step} of {max_steps} steps: none is left.")
         return num_epochs, 0  # `Trainer` would train in the rest of an epoch in which the last step was taken

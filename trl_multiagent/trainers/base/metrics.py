@@ -219,10 +219,10 @@ class Observer:
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
-        self._reset()
+        self.reset()
         self.reported: dict[str, list[float]] = {}  # metrics of the reward functions on the current batch
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Starts the sums of the next optimizer step, over this process's micro-batches."""
         self.seconds: dict[str, float] = defaultdict(float)  # by phase
         # By agent or critic and metric. `loss`, `aux_loss` and `value_loss` are sums over micro-batches. `ratios` are
@@ -292,7 +292,7 @@ class Observer:
         seconds["update"] = seconds.pop("step") - seconds["generate"] - seconds["reward"]
         for phase, duration in seconds.items():
             metrics[f"time/{phase}"].append(duration)
-        self._reset()
+        self.reset()
 
 
 def add_task_metrics(

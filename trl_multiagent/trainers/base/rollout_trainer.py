@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.data_loader import BatchSamplerShard
 from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader, Sampler
 from transformers import TrainerCallback
@@ -234,7 +235,10 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         if isinstance(dataset, IterableDataset):  # in the order of `EpochSampler`
             stream = dataset.shuffle(self.args.seed) if self.shuffle_dataset else dataset
             dataset = repeat_iterable_dataset(stream, 1, size * self.args.world_size, self.num_iterations)
-        return self._get_dataloader(dataset, "Training", size, sampler_fn=sampler, is_training=True)
+        loader = self._get_dataloader(dataset, "Training", size, sampler_fn=sampler, is_training=True)
+        if isinstance(shard := loader.batch_sampler, BatchSamplerShard):
+            shard.sampler = shard.batch_sampler.sampler  # where accelerate looks for it in an epoch that is resumed
+        return loader
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
@@ -548,6 +552,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self.state.global_step % self.num_iterations == 0
 
     def _begin_training(self) -> None:
+        self.observer.reset()  # an interrupted training has left sums
+        self._metrics["train"].clear()
         super()._begin_training()
         if self.args.use_vllm:  # a training before ended after as many steps as this one has taken
             self.generator.forget_weights()

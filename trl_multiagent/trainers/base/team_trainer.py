@@ -634,9 +634,12 @@ def num_own_rows(accelerator: Accelerator, num_rows: int, copies: int = 1) -> in
     the dataset `copies` times.
     """
     state, processes = accelerator.gradient_state, accelerator.num_processes
-    if processes == 1 or not state.end_of_dataloader or state.active_dataloader.batch_sampler.drop_last:
+    if processes == 1 or not state.end_of_dataloader:
         return num_rows
-    remainder = copies * len(state.active_dataloader.dataset) % (num_rows * processes)
+    loader = state.active_dataloader
+    if getattr(loader.batch_sampler, "drop_last", False):  # which the sampler of a resumed epoch lacks
+        return num_rows
+    remainder = copies * len(loader.dataset) % (num_rows * processes)
     # In the last batches, the first rows count, one process after the other
     own = remainder - accelerator.process_index * num_rows
     return min(num_rows, max(0, own)) if remainder else num_rows
