@@ -570,6 +570,10 @@ def test_config_sizes():
         ({"num_turns": 2, "gradient_accumulation_steps": 4}, "Set `items_per_device`"),
         ({"num_turns": 2, "joint_mode": "cross", "items_per_device": 1}, "needs `num_agents`"),
         ({"max_steps": 0}, "`max_steps` is 0"),
+        (
+            {"advantage_mode": "raw", "num_generations": 1, "advantage_normalization": True},
+            "`advantage_normalization` compares siblings",
+        ),
         ({"max_steps": -5}, "`max_steps` is -5; it must be at least -1"),
         (
             {"num_iterations": 2, "load_best_model_at_end": True, "save_steps": 5, "eval_steps": 5}

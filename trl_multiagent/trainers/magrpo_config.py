@@ -45,6 +45,8 @@ class MAGRPOConfig(RolloutConfig):
         super()._check_values()
         if self.num_generations == 1 and self.advantage_mode != "raw":
             raise ValueError("`num_generations` is 1; it must be at least 2: the baseline is taken over siblings.")
+        if self.num_generations == 1 and self.advantage_normalization in (True, "rewards"):
+            raise ValueError("`advantage_normalization` compares siblings: set `num_generations` to 2 or more.")
         if self.credit == "sibling" and (self.branching == "episodes" or self.num_generations == 1):
             raise ValueError(
                 "`credit: sibling` replaces an answer by another one to the same prompt, which `branching: episodes` "
