@@ -163,7 +163,9 @@ def read_function(answer: str, name: str, has_partner: bool = False) -> Code:
     left_out = module.with_readers(faulty) - {*needed}
     places = [k for k in places if k not in left_out]
     imports = [k for k in places if isinstance(nodes[k], IMPORTS)]
-    kept = {*places, *module.needs(roots | binds_of(statements[k] for k in places), only_last=False)} - left_out
+    others = module.needs(roots | binds_of(statements[k] for k in places), only_last=False)
+    # What binds nothing may call a test of the partner's function
+    kept = {*places, *needed, *(k for k in others if statements[k].binds)} - left_out
     # Imports from `__future__` have to come first
     order = sorted(kept, key=lambda k: (getattr(nodes[k], "module", "") != "__future__", k))
     source = "\n".join(statements[k].text for k in order)

@@ -483,6 +483,8 @@ def test_a_cut_off_helper_of_main_does_not_replace_the_partners():
         "import numpy as np\n\nones = np.ones(3)\n\ndef show():\n    return g(ones)\n\ndef g(x):\n    return x",
         "from your_module import f as g\nfrom .base import *\nimport solution as other",
         "def demo(xs):\n    for x in xs:\n        f(x)\n    break",
+        "def test_partner():\n    assert partner(3) == 9\n\ntest_partner()",
+        "import unittest\n\ndef main():\n    unittest.main()\n\nif True:\n    main()",
     ],
 )
 def test_what_a_function_does_not_need_cannot_end_its_program(tail):
