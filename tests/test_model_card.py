@@ -88,7 +88,7 @@ def test_environments_are_shown_by_their_repr():
     assert environment_name(environment) == "FunctionEnvironment(reward_funcs=[count_reward], reward_weights=[0.5])"
     assert environment_name(Own()).endswith("Own")
     name = environment_name(CodeGenerationEnvironment(1, mode="plain"))
-    assert "CodeGenerationEnvironment(roles=('main',), mode='plain'" in name and "reward_version=15" in name
+    assert "CodeGenerationEnvironment(roles=('main',), mode='plain'" in name and "reward_version=16" in name
 
 
 def test_results_of_training_and_evaluation():

@@ -53,6 +53,9 @@ def test_work_is_paid_whatever_binds_the_names(sandbox):
     main.append(f"def g(xs):\n    return {add}\n{name} = g")
     outcomes = score(sandbox, *((one, other) for one in aux for other in main))
     assert [outcome.reward for outcome in outcomes] == pytest.approx([4.0] * 9)
+    main = f"def {name}(xs):\n    return sum(aux(x, x) for x in xs if x % 2 == 0)"
+    (outcome,) = score(sandbox, ("from operator import add, mul as aux", main))
+    assert outcome.reward == pytest.approx(4.0)
     alone = f"aux = lambda xs: sum(x * x for x in {keep})"
     passed_on = [
         f"{name} = aux",

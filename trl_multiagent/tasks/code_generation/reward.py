@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 AUX = "aux"  # the agent that writes the helper function, which is also named `aux`
 MAIN = "main"  # the agent that writes the entry point
 
-REWARD_VERSION = 15  # appears in model cards; increased whenever the reward of some code changes
+REWARD_VERSION = 16  # appears in model cards; increased whenever the reward of some code changes
 AUX_DEFINED = 0.4
 MAIN_DEFINED = 0.6
 SYNTAX = 0.5
@@ -443,7 +443,7 @@ def _size_share(aux: Code, main: Code) -> float:
 
 def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:
     """Returns the programs of aux and of main, each by itself."""
-    nodes = [statement.node for code in (aux, main) for statement in code.statements]
+    nodes = [x.node for code in (aux, main) for x in code.statements if AUX not in x.binds]
     imports = "\n".join(dict.fromkeys(ast.unparse(node) for node in nodes if isinstance(node, IMPORTS)))
     return join_sources(imports, prefix, _counted(aux)), join_sources(imports, prefix, main.source)
 
