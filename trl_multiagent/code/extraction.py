@@ -47,6 +47,8 @@ MIN_PARSED = MAX_PARSED // 64  # characters that a run counts for, however short
 INVISIBLE = "\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
 FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 CLOSING = re.compile(r"^((?:(?!```).)*[^\s`])```[ \t]*$", re.MULTILINE)  # a fence at the end of the last line of code
+# A fence with code behind it
+OPENING = re.compile(r"^([ \t]*```)\w*[ \t]*(?=(?:async|def|class|import|from)[ \t]|@\w)", re.MULTILINE)
 # A block ends at a fence with the indentation of its first one. A docstring in it may have others
 BLOCK = re.compile(r"^([ \t]*)(```|~~~).*\n([\s\S]*?)(?:^\1\2[ \t]*$|\Z)", re.MULTILINE)
 CODE_START = re.compile(
@@ -55,6 +57,9 @@ CODE_START = re.compile(
 )
 CALL = re.compile(r"[A-Za-z_][\w.]*\(")  # an example in prose, if it does not follow a statement
 DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
+FIRST = re.compile(  # what an indented block of code may begin with, but hardly prose
+    r"(?:async|def|class)\b|@|import [\w.]+(?:,| as |\s*$)|from [\w.]+ import |[A-Za-z_]\w*(?::\s*[^\s=]+)?\s*=(?!=)"
+)
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
 NO_STATEMENT = re.compile(r"[ \t]+#|\s*$")  # an indented comment, or nothing
@@ -204,7 +209,8 @@ def _text_of(answer: str) -> str:
     or a blank before its first one.
     """
     lines = answer.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    text = CLOSING.sub(r"\1\n```", "\n".join(line.strip(INVISIBLE) for line in lines))
+    text = OPENING.sub(r"\1\n", "\n".join(line.strip(INVISIBLE) for line in lines))
+    text = CLOSING.sub(r"\1\n```", text)
     return textwrap.dedent(text).lstrip(" \t\xa0")
 
 
@@ -293,8 +299,9 @@ def _runs(text: str, wanted: re.Pattern[str]) -> list[tuple[str, bool]]:
 
 def _at_margin(lines: list[str]) -> list[str]:
     """
-    Moves indented definitions to the margin, with all that is indented behind them: those below prose or imports, and
-    those that are indented less than the lines before them, whose first line has lost its indentation.
+    Moves indented definitions, imports and constants to the margin, with all that is indented behind them: those below
+    prose or imports, and those that are indented less than the lines before them, whose first line has lost its
+    indentation.
     """
     moved: list[str] = []
     least, shift, may_follow = 0, 0, False
@@ -306,7 +313,7 @@ def _at_margin(lines: list[str]) -> list[str]:
             may_follow = text.startswith(("@", "import ", "from ")) or not CODE_START.match(text)
         elif text and not shift:
             is_less = indent < least and not moved[-1].endswith(":")  # a header would have no body
-            if (may_follow or is_less) and (DEFINITION.match(text) or text.startswith("@")):
+            if (may_follow or is_less) and FIRST.match(text):
                 shift = indent
             least = min(least or indent, indent)
         moved.append(line[shift:])

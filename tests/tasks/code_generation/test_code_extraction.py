@@ -147,6 +147,8 @@ def test_statements_that_a_function_needs_are_kept_and_are_its_own(text):
 
 ODD = {
     "a closing fence in the last line": "```python\ndef f(x):\n    return x + 1```",
+    "an opening fence in the first line": "```python def f(x):\n    return x + 1\n```",
+    "both fences in one line": "It's:\n  ```def f(x): return x + 1```",
     "a fence in a docstring": 'So:\n```\ndef f(x):\n    """\n    ```\n    f(1)\n    ```"""\n    return x + 1\n```',
     "a comment at the margin": "Here it is:\ndef f(x):\n    y = x\n# add one\n    return y + 1\nDone.",
     "a call between prose": "So:\nT = {}\ndef build():\n    T[0] = 1\nbuild()\ndef f(x):\n    return x + T[0]\nDone.",
@@ -502,6 +504,9 @@ def test_what_a_function_does_not_need_cannot_end_its_program(tail):
 def test_imports_may_stand_above_indented_definitions():
     code = read_function("import math\n\n" + textwrap.indent(HELPER + DOUBLE, "    "), "f")
     assert code.problem == "" and not code.error
+    block = "    import math\n    SIZE = 2\n\n    def f(x):\n        return SIZE * math.floor(x)\n"
+    for prose in ("Sure! Here's the function:\n\n", "It's this:\n  for you, if\n  import is right:\n\n"):
+        assert run(extract_code(f"{prose}{block}\nIt's done.", "f"))["f"](1.5) == 2
 
 
 def test_a_nested_function_is_not_taken_out_of_one_that_does_not_parse():

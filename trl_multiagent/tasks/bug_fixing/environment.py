@@ -46,7 +46,7 @@ from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
 TESTER, FIXER = "tester", "fixer"
-REWARD_VERSION = 6
+REWARD_VERSION = 7
 FIX, TESTS, WRONG_TESTS, REWRITE = 2.0, 2.0, -0.5, -0.25
 CHECK_TIMEOUT = 1.0  # seconds for each test
 MAX_TESTS = 8

@@ -40,7 +40,7 @@ from trl_multiagent.environments.task import setting
 from trl_multiagent.tasks.programs import ProgramEnvironment
 
 
-REWARD_VERSION = 7
+REWARD_VERSION = 8
 EARNED, COMPAT = KINDS = ("earned", "compat")
 METHODS, TESTS, OVERLAP = 2.0, 4.0, -1.0  # the parts of `compat`
 RANGES = {EARNED: (0.0, 1.0), COMPAT: (OVERLAP, METHODS + TESTS)}
