@@ -13,7 +13,7 @@ from trl_multiagent.code.extraction import FENCE, read_function, read_module
 from trl_multiagent.code.sandbox import Sandbox
 from trl_multiagent.models.joint_text import Text, plain
 from trl_multiagent.models.reasoning import BEGIN, END, find_answer
-from trl_multiagent.tasks.code_generation.data import mbpp_row
+from trl_multiagent.tasks.code_generation.data import mbpp_row, unusable_test
 from trl_multiagent.tasks.code_generation.environment import CodeGenerationEnvironment
 from trl_multiagent.tasks.code_generation.item_facts import Problem, read_problem
 from trl_multiagent.tasks.code_generation.reward import MAIN
@@ -127,18 +127,22 @@ def read_item(row: dict[str, Any], prompt: str, where: str) -> dict[str, Any]:
     is missing or wrong.
     """
     if "test_list" in row:
-        return mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
-    missing = [name for name in ("entry_point", "test") if name not in row]
-    if missing:
-        raise ValueError(f"{where}: there is no column `{missing[0]}`; it needs the columns of HumanEval or MBPP.")
-    problem = row.get("problem") or prompt
-    try:
-        read_problem(problem, row["entry_point"])
-    except ValueError as error:
-        raise ValueError(
-            f"{where}: the prompt is not HumanEval's: {error}. Put HumanEval's into the column `problem`."
-        ) from error
-    return {**row, "task_id": str(row.get("task_id", where)), "prompt": problem}
+        item = mbpp_row({"test_imports": [], **row, "prompt": prompt}, where)
+    else:
+        missing = [name for name in ("entry_point", "test") if name not in row]
+        if missing:
+            raise ValueError(f"{where}: there is no column `{missing[0]}`; it needs the columns of HumanEval or MBPP.")
+        problem = row.get("problem") or prompt
+        try:
+            read_problem(problem, row["entry_point"])
+        except ValueError as error:
+            raise ValueError(
+                f"{where}: the prompt is not HumanEval's: {error}. Put HumanEval's into the column `problem`."
+            ) from error
+        item = {**row, "task_id": str(row.get("task_id", where)), "prompt": problem}
+    if reason := unusable_test(str(item["test"]), item["entry_point"], "def check(candidate): pass"):
+        raise ValueError(f"{where}: the test {reason}.")
+    return item
 
 
 code_reward = CodeRewardFunction()

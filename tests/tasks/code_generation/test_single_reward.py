@@ -48,6 +48,11 @@ def test_the_kind_earned_pays_no_trivial_answer():
     assert code_reward.__name__ == "code_reward" and code_reward == CodeRewardFunction()
 
 
+def test_a_test_needs_no_check():
+    rewards = code_reward([PROMPT] * 3, ANSWERS, **columns({**HUMANEVAL, "test": "\n".join(MBPP["test_list"])}))
+    assert rewards == pytest.approx([2.1, 1.1, 0.0])
+
+
 def test_an_answer_may_continue_the_prompt():
     body, wrong, lead = "    return 2 * x\n", "    y = 2 * x\n", "    y = 2\n    return y * x\n\nprint(double(1))"
     completions = [body, lead, wrong, f"{PROMPT}{body}", "I would double it."]
@@ -140,9 +145,17 @@ def test_a_reasoning_does_not_count():
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({}, "row 1: there is no column"), ({**HUMANEVAL, "problem": "Double x."}, "into the column `problem`")],
+    [
+        ({}, "row 1: there is no column"),
+        ({**HUMANEVAL, "problem": "Double x."}, "into the column `problem`"),
+        ({**HUMANEVAL, "test": "def check(candidate):\n    pass\n"}, "row 1: the test has no assert that can fail"),
+        ({**HUMANEVAL, "test": "print(double(1))"}, "row 1: the test has no assert that can fail"),
+        ({**HUMANEVAL, "test": "def check(candidate:\n"}, "row 1: the test is not Python source"),
+        ({**HUMANEVAL, "test": None}, "row 1: the test has no assert"),
+        ({"task_id": 7, **MBPP, "test_imports": ["imprt math"]}, "row 1: the test is not Python source"),
+    ],
 )
-def test_columns_that_are_missing(row, message):
+def test_columns_that_are_missing_or_malformed(row, message):
     with pytest.raises(ValueError, match=message):
         code_reward([PROMPT] * 3, ANSWERS, **columns(row))
     with pytest.raises(ValueError, match="Unknown kind"):

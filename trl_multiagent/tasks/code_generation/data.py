@@ -111,18 +111,18 @@ def _checked_rows(rows: list[dict], source: str, test_field: str, num_agents: in
     return [{field: row[field] for field in fields} for row in rows]
 
 
-def unusable_test(test: str, entry_point: str) -> str:
+def unusable_test(test: str, entry_point: str, check: str = "") -> str:
     """
     Explains why a test cannot tell right answers from wrong ones; empty if no reason was found. It is read, not run,
     so a test that the reference solution fails, or that never reaches its asserts, is not found here. The test may
-    call the `entry_point` by this name or as `candidate`.
+    call the `entry_point` by this name or as `candidate`. A test without a `check` has this one.
     """
     try:
         asserts = read_asserts(test)
     except PARSE_ERRORS as error:
         return f"is not Python source: {error}"
     tree = ast.parse(test)
-    checks = [node for node in tree.body if isinstance(node, FUNCTIONS) and node.name == "check"]
+    checks = [x for x in ast.parse(check).body + tree.body if isinstance(x, FUNCTIONS) and x.name == "check"]
     if not checks:
         return "does not define `check(candidate)` at its top level"
     names = [argument.arg for argument in ast.walk(checks[-1].args) if isinstance(argument, ast.arg)]
