@@ -201,6 +201,18 @@ def test_what_trivial_answers_pass(sandbox, prompt, test, solution, expected):
     assert found.reference == found.total
 
 
+def test_trivial_answers_count_whatever_the_form_of_the_reference_solution(sandbox):
+    prompt, body = 'def f(xs):\n    """Sixes, twice."""\n', "    return xs.count(6) * 2\n"
+    test = "\n".join(f"assert candidate({xs}) == {xs.count(6) * 2}" for xs in ([1, 2], [], [3], [6, 1, 9]))
+    forms = {prompt: body, prompt.rstrip(): body, f"{prompt}    ": body.lstrip(), "def f(xs):\n    ": body.lstrip()}
+    for head, solution in forms.items():
+        found = facts(sandbox, make_item(head, test, solution))
+        assert (found.trivial, found.reference) == (3, 4)
+    for solution in (f"def f(xs):\n{body}", f"```python\n{prompt}{body}```", f"{body}\nSIX = six\n"):
+        found = facts(sandbox, make_item("def f(xs):\n", test, solution))
+        assert (found.trivial, found.reference, found.reference_seconds) == (3, 0, None)
+
+
 @pytest.mark.parametrize("name", ["max", "map", "passed", "best"])
 def test_an_entry_point_may_have_any_name(sandbox, name):
     item = make_item(

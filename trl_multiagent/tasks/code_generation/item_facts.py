@@ -165,7 +165,10 @@ def facts_program(item: dict, tries_trivial: bool) -> Program:
     lines = [f"    assert {name} > {number}" for name in ("trivial", "reference") for number in range(total)]
     source = f"def {SOLUTION}(*args, **kwargs):\n    pass\n"
     if item.get("canonical_solution"):
-        source = f"{prompt}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
+        gap = "" if prompt[-1:].isspace() else "\n"
+        text = f"{prompt}{gap}{item['canonical_solution']}\n{SOLUTION} = {entry_point}\n"
+        failure = f"    def {SOLUTION}(*args, **kwargs):\n        raise\n"  # passes no test, but trivial answers may
+        source = f"try:\n    exec({text!r})\nexcept Exception:\n{failure}"
     checks = _CHECKS.format(
         code=asserts.code,
         setup=read_problem(prompt, entry_point).prefix,
