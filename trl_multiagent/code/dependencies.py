@@ -166,7 +166,7 @@ class Module:
         users (`dict[str, list[int]]`): Maps a name that is not imported to the indices of the statements that may
             change its object: those that read it, but no definitions, examples, or assignments to names.
         readers (`dict[str, list[Statement]]`): Maps a name to the definitions that read it.
-        own (`set[str]`): The names that are bound, but not imported.
+        own (`set[str]`): The names that statements or their functions bind, but not imports.
         examples (`set[int]`): The indices of the examples, tests, and statements of a script: they print, or use the
             function `name` or input, directly or through other functions.
     """
@@ -181,7 +181,9 @@ class Module:
                 self.binders[bound].append(place)
             for read in statement.reads if isinstance(statement.node, DEFINITIONS) else ():
                 self.readers[read].append(statement)
-        self.own = own = binds_of(one for one in statements if not isinstance(one.node, IMPORTS))
+        self.own = own = binds_of(one for one in statements if not isinstance(one.node, IMPORTS)).union(
+            *(one.declares for one in statements)
+        )
         used, queue = {name, "input"}, [name, "input"]
         for one in queue:
             new = binds_of(self.readers[one]) - used

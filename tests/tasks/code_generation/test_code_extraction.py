@@ -497,6 +497,8 @@ def test_what_a_function_does_not_need_cannot_end_its_program(tail):
     deep += "".join(f"{'  ' * k}finally:\n{'  ' * k}  pass\n" for k in reversed(range(25)))  # Python takes 20
     code = read_function(f"{answer}def demo():\n{textwrap.indent(deep, '  ')}", "f")
     assert run(code.source)["f"](1) == 2
+    build = "def build():\n    global primes\n    primes = [2, 3]\n\nbuild()\n\ndef f(x):\n    return primes[x]\n"
+    assert run(read_function(build, "f").source)["f"](1) == 3
     needed = read_function("import numpy as np\ndef f(x):\n    return np.sum(x)\n", "f")
     assert "import numpy" in needed.source
 
