@@ -271,6 +271,10 @@ def test_folder_of_a_run(parse, monkeypatch):
     assert recipe.team_folder == Path("b/job_my_run_7") and recipe.saves_team
     recipe = parse({"output": {"save_path": "team", "save_final_model": True}})
     assert recipe.team_folder == Path("team") and recipe.saves_team
+    monkeypatch.setenv("HOME", "/home/me")
+    recipe = parse({"output": {"save_path": "~/team", "base_dir": "~/runs"}}, "--dry_run")
+    assert (recipe.team_folder, recipe.run_folder) == (Path("/home/me/team"), Path("/home/me/runs/job_my_run_7"))
+    assert parse({}, "--dry_run", "--override", "magrpo.output_dir=~/x").run_folder == Path("/home/me/x")
 
 
 # Where the results go

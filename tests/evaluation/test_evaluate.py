@@ -414,7 +414,7 @@ def test_a_return_without_a_discount_has_no_later_turns():
     assert item_values([turns], EvaluationConfig(discount=0.0))["final", "return"] == 2.0
 
 
-def test_the_team_of_a_run_without_its_own(runs, tmp_path):
+def test_the_team_of_a_run_without_its_own(runs, tmp_path, monkeypatch):
     """A run that only has checkpoints, and one that saved its team in another place."""
     for step in (5, 10):
         shutil.copytree(runs / "small", tmp_path / "run" / f"checkpoint-{step}")
@@ -424,6 +424,10 @@ def test_the_team_of_a_run_without_its_own(runs, tmp_path):
     shutil.copytree(runs / "plain", tmp_path / "team")
     for folder in ("run", "team"):
         (tmp_path / folder / "config.yaml").write_text(f"output:\n  save_path: {tmp_path / 'team'}\n")
+    assert find_team(str(tmp_path / "run")) == str(tmp_path / "team")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for folder in ("run", "team"):
+        (tmp_path / folder / "config.yaml").write_text("output: {save_path: ~/team}\n")
     assert find_team(str(tmp_path / "run")) == str(tmp_path / "team")
     elsewhere = f"output:\n  save_path: {tmp_path / 'team'}\n"
     (tmp_path / "team" / "config.yaml").write_text(f"seed: 2\n{elsewhere}")

@@ -313,10 +313,10 @@ def find_team(text: str) -> str:
     if holds_model(path):
         return text
     written = read_yaml(find_config(text))
-    saved = resolve(written, "output.save_path")
-    is_saved = isinstance(saved, str) and (Path(saved) / TEAM_FILE).is_file()
+    saved = os.path.expanduser(str(resolve(written, "output.save_path") or os.devnull))  # in which no team is
+    is_saved = (Path(saved) / TEAM_FILE).is_file()
     if is_saved and ((config := find_config(saved)) is None or read_yaml(config) == written):
-        return str(saved)
+        return saved
     checkpoints = [x.parent for x in path.glob(f"checkpoint-*/{TEAM_FILE}") if x.parent.name[11:].isdecimal()]
     if checkpoints:
         return str(max(checkpoints, key=lambda x: int(x.name[11:])))

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -369,6 +370,8 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
     without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):
         section, _, name = path.rpartition(".")
+        if str(value).startswith("~/"):
+            value = os.path.expanduser(value)
         is_default = value is None and section == algorithm and name in NULL_IS_DEFAULT
         is_blank = value == "" and path in BLANK_IS_NULL and resolved.get(BLANK_IS_NULL[path])
         if path in secrets:
