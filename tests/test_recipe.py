@@ -90,7 +90,9 @@ def test_none_on_the_command_line_is_no_value_unless_it_is_a_choice(parse):
     recipe = parse({"magrpo": {"num_turns": 1}}, "--reasoning", "none", "--scale_rewards", "none", "--devices", "none")
     assert recipe.agent_model.reasoning == recipe.training_args.scale_rewards == "none"
     assert recipe.training_args.devices is None
-    assert parse({}, "--override", "agent_model.reasoning=none").agent_model.reasoning == "none"
+    recipe = parse({}, "--override", "agent_model.reasoning=none", "peft.bias=none")
+    assert recipe.agent_model.reasoning == recipe.peft_config.bias == "none"
+    assert parse_value("none", "madpo_iter.preference_replay_mode") == "none"
 
 
 def test_layers_win_in_order(parse):

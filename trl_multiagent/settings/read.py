@@ -110,6 +110,9 @@ NULL_IS_DEFAULT = """
     temperature top_p top_k reward_scale reward_shift beta discount advantage_normalization preference_replay_k
 """.split()
 
+# Endings of the paths of settings for which `none` on the command line is a choice
+NONE_IS_A_CHOICE = ("reasoning", "scale_rewards", "preference_replay_mode", "peft.bias")
+
 # Settings that may be blank if another one is given
 BLANK_IS_NULL = {"agent_model.name": "agents", "critic_model.name": "critics"}
 
@@ -239,7 +242,7 @@ def parse_value(text: str, path: str = "") -> Any:
     text, and so is `none` where it is a choice.
     """
     constants = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in constants and not (text == "none" and path.endswith(("reasoning", "scale_rewards"))):
+    if text.lower() in constants and not (text == "none" and path.endswith(NONE_IS_A_CHOICE)):
         return constants[text.lower()]
     with contextlib.suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return json.loads(json.dumps(ast.literal_eval(text)))  # fails for types that YAML does not have, such as sets
