@@ -214,7 +214,8 @@ def test_wandb(parse, monkeypatch):
     assert recipe.training_args.report_to == ["wandb"]
     assert recipe.training_args.run_name == "r"
     assert recipe.wandb.tags == ["a", "b"]
-    assert parse({"wandb": {"project": None, "name": "r"}}).training_args.report_to == []
+    args = parse({"wandb": {"project": None, "name": "r"}}).training_args
+    assert args.report_to == [] and args.run_name == "r"  # other trackers show it, too
     assert parse({"wandb": {"project": "p"}, "magrpo": {"report_to": "none"}}).training_args.report_to == []
 
 

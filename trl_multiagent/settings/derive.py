@@ -331,7 +331,7 @@ def complete_arguments(settings: Settings) -> None:
         arguments.setdefault("log_completions", True)
     if settings.wandb.project:
         arguments.setdefault("report_to", ["wandb"])
-        arguments.setdefault("run_name", settings.wandb.name)
+    arguments.setdefault("run_name", settings.wandb.name)
 
 
 def complete_evaluation(settings: Settings) -> None:
