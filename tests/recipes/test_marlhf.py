@@ -3,6 +3,7 @@
 """
 
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from trl_multiagent.folders import locked
 from trl_multiagent.preferences import load_preferences
 from trl_multiagent.runs import rounds
 from trl_multiagent.runs.run import read_settings, run_recipe
+from trl_multiagent.settings.read import ConfigError
 
 from tiny import same_teams, tiny_task
 
@@ -85,6 +87,22 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     assert (run.prepared.training_args.reward_scale, run.prepared.training_args.reward_shift) == (1, 0)
     args = phases(*shift, "--process_model_reward").prepared.training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
+
+
+def test_settings_are_those_of_the_trainer_that_is_chosen():
+    run = phases("--reward_none", "drop", "--advantage_normalization", "role", "--rollouts_ahead", "1")
+    assert (run.args.reward_none, run.args.advantage_normalization, run.args.rollouts_ahead) == ("drop", "role", 1)
+    argv = ["--critic_learning_rate", "1e-3", "--gae_lambda", "0.5", "--advantage_mode", "rloo"]
+    reason = "(`rl_algorithm` is {})"
+    (note,) = [x for x in phases(*argv).prepared.notes if "no effect" in x]
+    given = [f"marlhf.{name} {reason.format(repr('magrpo'))}" for name in ("critic_learning_rate", "gae_lambda")]
+    assert note == f"these settings have no effect here: {', '.join(given)}."
+    run = phases(*argv, "--rl_algorithm", "iac")
+    (note,) = run.prepared.notes
+    assert note.endswith(f"here: marlhf.advantage_mode {reason.format(repr('iac'))}.")
+    assert run.args.items_per_device == 8 and run.args.critic_learning_rate == 1e-3
+    with pytest.raises(ConfigError, match=r"`marlhf.critic_models` is '/no/critic', but there is no such folder"):
+        phases("--rl_algorithm", "iac", "--critic_models", "/no/critic")
 
 
 # Runs
@@ -164,6 +182,16 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     argv += [f"reward_model.{setting}" for setting in best]
     run_recipe("reward_model", TASK, [*argv, "--dry_run"], "judge")
     assert "_preferences, " in capsys.readouterr().out and not (tmp_path / "judge").exists()
+    ignored = [
+        "reward_model.eval_num_samples=4",
+        "reward_model.resume_from_checkpoint=auto",
+        "output.save_path=elsewhere",
+    ]
+    run_recipe("reward_model", TASK, [*argv, *ignored, "--dry_run"], "judge")
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "no effect here" in note and all(setting.partition("=")[0] in note for setting in ignored)
+    monkeypatch.setenv("WANDB_ENTITY", "")  # restored after the test
+    argv += ["wandb.entity=judges"]
     made = []
     init = JointRewardTrainer.__init__
     monkeypatch.setattr(
@@ -174,6 +202,7 @@ def test_a_reward_model_alone(finished, tiny_model, tmp_path, capsys, monkeypatc
     assert f"Another program is writing to {tmp_path / 'judge'}: wait" in capsys.readouterr().err and not made
     run_recipe("reward_model", TASK, argv, "judge")
     assert "held-out pairs in the right order" in capsys.readouterr().out
+    assert os.environ["WANDB_ENTITY"] == "judges"
     model = made[0].model
     assert model.config._attn_implementation == "eager"
     assert any("score" in name for name, parameter in model.named_parameters() if parameter.requires_grad)

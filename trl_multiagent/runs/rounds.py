@@ -300,6 +300,7 @@ class PreferenceRun:
         if learn_reward in self.stages:
             self.reward_base = reward.reward_model_name or settings.model_list[0]
             check_models(f"{algorithm}.reward_model_name", self.reward_base, settings.task.models)
+            check_models(f"{algorithm}.critic_models", arguments.get("critic_models") or [])
             self.reward_args = make_reward_args(settings, reward, args)
             if reward.reward_peft is not None:
                 if reward.reward_freeze_backbone:
@@ -530,6 +531,7 @@ def run_reward_model(settings: Settings) -> None:
                     "folder": args.output_dir,
                 }
             )
+        set_up_wandb(settings.wandb)
         peft_config = make_peft_config(settings)
         model = build(base, settings.builders)
         with end_on_signal(prog, []), end_with_one_line(prog):

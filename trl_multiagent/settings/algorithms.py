@@ -52,7 +52,9 @@ ROUNDS = {
 REWARD_ROUNDS = {**ROUNDS, "num_train_epochs": 2, "reward_num_train_epochs": 2.0}
 PAIRS = (f"{SCHEMA}.PairSettings", COLLECTION)
 PAIR_ROUNDS = (f"{SCHEMA}.RoundSettings", REPLAY, *PAIRS)
-REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, f"{CRITIC_CONFIGS}.IACConfig")
+# Of two fields with a name, MAGRPO's takes more values; the configuration of the chosen trainer checks them again
+GROUP_CONFIG = "trl_multiagent.trainers.magrpo_config.MAGRPOConfig"
+REWARD = (f"{SCHEMA}.RewardSettings", COLLECTION, GROUP_CONFIG, f"{CRITIC_CONFIGS}.IACConfig")
 MODEL_ROUNDS = (f"{SCHEMA}.RewardRoundSettings", REPLAY, *REWARD)
 # GRPO is MAGRPO with a team of one, AC is IAC with a team of one. `rl_algorithm` chooses the trainer of MARLHF
 ALGORITHMS = {

@@ -43,6 +43,10 @@ Part = TypeVar("Part")
 DEFAULT_KL_COEF = 0.1
 # Arguments of `from_pretrained` that other settings decide
 SET_ELSEWHERE = "attn_implementation device_map dtype quantization_config revision torch_dtype".split()
+# Settings that trainings of teams alone have
+NOT_OF_REWARD_MODELS = """
+    rollout_buffer_size eval_interval eval_num_samples reference_kl_enabled reference_kl_coef resume_from_checkpoint
+""".split()
 
 
 @dataclass(kw_only=True)
@@ -275,9 +279,16 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
         reasons["critic_lora_r"] = f"`critic_form` is {value('critic_form')!r}"
     if algorithm in PREFERENCE_ALGORITHMS:
         reasons |= dict.fromkeys(("reference_kl_enabled", "reference_kl_coef"), "the reference policy has `beta`")
-    for name, reason in reasons.items():
-        if name in given and given[name] is not None and given[name] != keys[name].default:
-            yield f"{algorithm}.{name} ({reason})"
+    if trained_with := value("rl_algorithm"):
+        of_some = algorithm_keys("magrpo").keys() ^ algorithm_keys("iac").keys()
+        reasons |= dict.fromkeys(of_some - algorithm_keys(trained_with).keys(), f"`rl_algorithm` is {trained_with!r}")
+    if algorithm == "reward_model":
+        reasons |= dict.fromkeys(NOT_OF_REWARD_MODELS, "a reward model has none, and resumes on its own")
+        if settings.output.save_path:
+            yield "output.save_path (the model is in the folder of its training)"
+    for name in given:
+        if name in reasons and given[name] is not None and given[name] != keys[name].default:
+            yield f"{algorithm}.{name} ({reasons[name]})"
 
 
 def complete_arguments(settings: Settings) -> None:
@@ -349,7 +360,7 @@ def complete_evaluation(settings: Settings) -> None:
     leaves_open = arguments.get("per_device_train_batch_size", 1) in (1, "auto")
     if leaves_open and "gradient_accumulation_steps" not in arguments and not learns_from_pairs:
         # With critics, an item has one row by default, and advantages are standardized over the batch
-        arguments.setdefault("items_per_device", 8 if algorithm in ACTOR_CRITICS else 1)
+        arguments.setdefault("items_per_device", 8 if arguments.get("rl_algorithm", algorithm) in ACTOR_CRITICS else 1)
 
 
 def complete_critics(settings: Settings) -> None:
