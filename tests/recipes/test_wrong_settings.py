@@ -91,6 +91,8 @@ magrpo.collaboration_mode=centralized;agents=[a,b] 2 entries for 1 agents (`coll
 magrpo.collaboration_mode=centralized;magrpo.frozen_agents=[aux] names 'aux', which is not a role of the task: team
 external.mode=expert_edits;external.expert_model=llama model 'llama' is not known: set `external.expert_base_url`
 peft.peft_type=IA3 `peft.peft_type` is not a known setting
+magrpo.lr_scheduler_type=cosine_with_min_lr `lr_scheduler_type: 'cosine_with_min_lr'`
+magrpo.lr_scheduler_kwargs={foo: 1} `lr_scheduler_kwargs: {'foo': 1}`: TypeError
 magrpo.optim=muon one of 41 names, such as
 magrpo.scale_rewards=group `advantage_normalization=True` divides
 magrpo.report_to=tensorbord some of azure_ml
@@ -192,7 +194,7 @@ VALUES += ["", " ", "text", "no", "steps", "1e-5"]
 VALUES += [[], ["a"], [0], [-1], [[1]], [None], {}, {"a": 1}, {"a": -1.0}, {"a": None}, "???", "${nowhere}", 10**30]
 
 
-LATE = ("lr_scheduler", "dataloader_", "gradient_checkpointing_", "activation_checkpointing_", "cache_implementation")
+LATE = ("dataloader_", "gradient_checkpointing_", "activation_checkpointing_", "cache_implementation")
 
 
 def random_settings(algorithm: str, sections: list[str], number: int) -> list[tuple[str, str, Any]]:

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.utils import is_deepspeed_available
-from transformers import Trainer
+from torch.optim import SGD
+from transformers import Trainer, get_scheduler
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.utils import is_liger_kernel_available, is_torch_bf16_gpu_available, logging
 
@@ -82,6 +83,10 @@ class CommonConfig(Base):
                 f"`report_to` has {min(unknown)!r}; it must be none, all, or some of "
                 f"{', '.join(sorted(INTEGRATION_TO_CALLBACK))}."
             )
+        # A wrong schedule would otherwise show only after models have been loaded
+        get_scheduler(
+            self.lr_scheduler_type, SGD([torch.zeros(1)], self.learning_rate), 0, 1, self.lr_scheduler_kwargs
+        )
         if self.save_strategy == "best" and self.eval_strategy == "no":
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
