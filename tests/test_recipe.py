@@ -419,6 +419,9 @@ def test_plan(parse, capsys):
     assert plan["optimizer step"] == "4 items x 1 process, 48 env steps"
     assert plan["optimizer steps"].startswith("4 ")  # two whole batches of 4 in 10 items, twice
     assert plan["env steps"] == "192"
+    recipe = parse({"magrpo": {"eval_steps": None}})
+    recipe.load_datasets = lambda: (range(10), None)
+    assert rollout_lines(recipe, recipe.make_environment())["evaluation"] == "none"
 
 
 def test_the_sandbox_and_what_counts_as_collaboration(parse, tmp_path):

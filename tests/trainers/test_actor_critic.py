@@ -402,6 +402,7 @@ def test_a_critic_with_another_tokenizer_reads_the_text(tmp_path):
     ("settings", "message"),
     [
         ({"value_clip_range": 0.0}, "`value_clip_range` is 0.0"),
+        ({"num_generations": -2}, "`num_generations` is -2"),
         ({"handoff": "best", "num_turns": 2, "num_generations": 2}, "follows one joint action"),
     ],
 )

@@ -562,6 +562,8 @@ def test_config_sizes():
     args = config(per_device_train_batch_size=8, gradient_accumulation_steps=3)
     assert args.items_per_device == 6
     assert config(learning_rate="1e-5").learning_rate == 1e-5  # as YAML reads it
+    shares = {"save_steps": 0.1, "eval_steps": 0.1, "save_strategy": "steps", "eval_strategy": "steps"}
+    assert config(load_best_model_at_end=True, metric_for_best_model="reward", **shares).save_steps == 0.1
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def rollout_lines(
     else:
         length = f"{args.num_train_epochs:g} epochs of the training items"
         steps = None if num_train is None else math.ceil(args.num_train_epochs * args.steps_per_epoch(num_train))
-    when = {"steps": f"every {args.eval_steps:g} steps", "epoch": "after every epoch"}.get(
+    when = {"steps": f"every {args.eval_steps or 0:g} steps", "epoch": "after every epoch"}.get(
         args.eval_strategy.value, "at the start" if args.eval_on_start else None
     )
     batches = None if steps is None else -(-steps // args.num_iterations)

@@ -56,7 +56,7 @@ class ActorCriticConfig(RolloutConfig):
     value_clip_range: float | None = setting(gt=0)
     gae_lambda: float = setting(default=0.0, ge=0, le=1)
     advantage_normalization: bool = setting(default=True)
-    num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1)
+    num_generations: int = setting("Completions that each agent samples at a node, G in the formulas.", 1, ge=1)
 
     def _check_values(self) -> None:
         super()._check_values()

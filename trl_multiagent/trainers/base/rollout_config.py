@@ -308,7 +308,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         if self.on_cliff == "rollback" and self.save_strategy == "no":
             raise ValueError("`on_cliff: rollback` needs checkpoints to go back to: set `save_strategy`.")
         saves_steps = self.load_best_model_at_end and self.save_strategy == "steps"
-        if saves_steps and self.save_steps % self.num_iterations != 0:
+        if saves_steps and self.num_iterations > 1 and self.save_steps % self.num_iterations != 0:
             raise ValueError(
                 f"`save_steps` is {self.save_steps}; with `load_best_model_at_end` it must be a multiple of "
                 f"`num_iterations`, {self.num_iterations}, because checkpoints are saved between batches."
