@@ -102,6 +102,11 @@ def test_complete_runs_are_skipped_and_signals_named(capsys):
     assert layers[2] == {"magrpo": {"output_dir": "x"}}
 
 
+def test_the_teams_of_rounds_are_in_the_folder_of_their_run():
+    argv = ("train", "madpo_iter", "--config", "madpo_iter_demo", "--policy_checkpoint_dir", "teams")
+    assert run(*argv, "--seeds", "0,1", "--dry_run")[1][0][-6:-4] == ["--policy_checkpoint_dir", "null"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -68,6 +68,8 @@ def train_with_seeds(
         command += ["--resume_from_checkpoint", "auto"]
         if settings.output.save_path:  # each team is saved in the folder of its run
             command += ["--output.save_path", "null"]
+        if "policy_checkpoint_dir" in settings.arguments:
+            command += ["--policy_checkpoint_dir", "null"]
         runs = [folder / f"seed_{seed}" for seed in seeds]
         commands = {
             run.name: [*command, "--seed", str(seed), "--output_dir", str(run)]  # the last folder counts
