@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trl_multiagent.environments import Environment, Outcome
+from trl_multiagent.environments import Environment, Outcome, TaskError
 from trl_multiagent.rollout.tree import Samples, grow_trees, joint_action_indices
 
 
@@ -141,6 +141,54 @@ def test_best_handoff_is_a_chain_of_first_maxima():
     assert list(turns[0][0].children) == [1]
     assert turns[0][0].returns == [1.0, 3.0, 3.0]  # immediate rewards only
     assert turns[1][0].returns == [7.0, 0.0, 0.0]
+
+
+class Compared(Letters):
+    """Adds to the reward of each branch what it is told to."""
+
+    def __init__(self, compare):
+        super().__init__()
+        self.compare, self.outcome = compare, Outcome(1.0)
+
+    def score(self, nodes):
+        return [[self.outcome for _ in node.indices] for node in nodes]  # the same in all batches
+
+    def group_rewards(self, item, histories):
+        return self.compare(histories)
+
+
+def test_finished_branches_are_compared():
+    environment = Compared(lambda histories: [float(k) for k in range(len(histories))])
+    for _ in range(2):
+        ((node,),) = grow(environment)
+        assert node.rewards == [1.0, 2.0]
+
+
+def test_a_chain_compares_the_joint_actions_of_its_last_node():
+    seen = []
+    environment = Compared(lambda histories: seen.append([*map(len, histories)]) or [3.0] * len(histories))
+    turns = grow(environment, num_generations=3, num_turns=2, handoff="best")
+    assert [node.rewards for (node,) in turns] == [[1.0] * 3, [4.0] * 3] and seen == [[2] * 3]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([1.0], "`Compared` returned 1 rewards for 2 joint actions"),
+        ([1.0, math.nan], "`Compared` returned the reward nan for joint action 2 of 2"),
+        (["a", 1.0], "`Compared` returned the reward 'a'"),
+        ([{"aux": 1.0}] * 2, "`Compared` returned rewards by role; it must return a number for each episode"),
+        (ZeroDivisionError("by zero"), "`Compared` raised ZeroDivisionError: by zero"),
+    ],
+)
+def test_a_comparison_that_fails_is_named(answer, message):
+    def compare(histories):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(TaskError, match=f"The group reward of {message}"):
+        grow(Compared(compare))
 
 
 def test_random_handoff_draws_every_sibling():

@@ -348,6 +348,14 @@ def test_outcomes_become_plain_numbers():
     assert all(type(x) is float for x in [outcomes[1].reward, *outcomes[0].metrics.values()])
 
 
+def test_an_outcome_that_stands_for_several_joint_actions_is_copied():
+    shared = Outcome({"poet": 1.0, "critic": 2.0})
+    first, second = judge(Own([shared] * 2), ITEMS, ACTIONS, [[], []])
+    assert first is shared and first == second == Outcome(1.5, role_rewards={"poet": 1.0, "critic": 2.0})
+    first.reward, first.metrics["a"], first.extra["b"] = 9.0, 1.0, 2
+    assert second == Outcome(1.5, role_rewards={"poet": 1.0, "critic": 2.0})
+
+
 @pytest.mark.parametrize(
     ("changes", "history", "message"),
     [

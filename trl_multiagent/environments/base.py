@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -494,12 +494,15 @@ def judge(
     if values is None or len(values) != count:
         returned = show(outcomes) if values is None else f"{len(values)} outcomes"
         raise TaskError(f"{name} returned {returned}; it must return a list of {count} outcomes.")
+    places = dict[int, int]()
     for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"
         if not isinstance(outcome, Outcome):
             if as_number(outcome) is None and not isinstance(outcome, Mapping):
                 raise TaskError(f"{name} returned {show(outcome)} {where}; it must return an `Outcome` or a number.")
             outcome = values[position] = Outcome(outcome)
+        elif places.setdefault(id(outcome), position) < position:  # an environment around this one changes each
+            outcome = values[position] = replace(outcome, extra={**outcome.extra})
         reward = outcome.reward
         if isinstance(reward, Mapping):
             if set(reward) != set(environment.roles):

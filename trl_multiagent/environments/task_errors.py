@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any, NoReturn
 
 from trl_multiagent.console import one_line
@@ -85,9 +85,9 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def function_name(function: Callable) -> str:
+def function_name(function: Any) -> str:
     """
-    Returns the name of a function, of the function inside a `functools.partial`, or of the class of a callable object.
+    Returns the name of a function, of the function inside a `functools.partial`, or of the class of another object.
     """
     while isinstance(function, functools.partial):
         function = function.func

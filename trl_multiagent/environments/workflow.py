@@ -47,7 +47,6 @@ from trl_multiagent.environments.task_errors import (
     TaskError,
     UnavailableError,
     as_number,
-    as_rewards,
     describe,
     function_name,
     raise_in_place,
@@ -280,17 +279,18 @@ class WorkflowEnvironment(Environment):
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
         self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
+        self.__name__ = run.__name__
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played
         # The result of each call in a batch, by function, item, number of the call, and argument
         self._results: Any = {}
 
     def __repr__(self) -> str:
-        return f"workflow {self.run.__module__}.{self.run.__name__}"
+        return f"workflow {self.run.__module__}.{self.__name__}"
 
     def resume_settings(self) -> dict[str, Any]:
         return {
-            "workflow": self.run.__name__,
+            "workflow": self.__name__,
             "roles": self.roles,
             "max_turns": self.max_turns,
             "live": self.live,
@@ -375,12 +375,8 @@ class WorkflowEnvironment(Environment):
     def group_rewards(self, item: dict, histories: list[History]) -> Sequence[float] | None:
         if self.group_reward is None:
             return None
-        name = f"The group reward of `{self.run.__name__}`"
-        with task_code(name):
-            added: list[Any] = as_rewards(name, self.group_reward(item, histories), len(histories))
-        if any(isinstance(x, Mapping) for x in added):
-            raise TaskError(f"{name} returned rewards by role; it must return a number for each episode.")
-        return [x or 0.0 for x in added]
+        rewards = self.group_reward(item, histories)
+        return () if rewards is None else rewards  # too few, which is an error
 
     async def _reached(self, items: list[dict], histories: Sequence[History]) -> list[Episode]:
         """

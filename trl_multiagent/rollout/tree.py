@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from transformers import TrainerCallback
@@ -29,6 +29,7 @@ from trl_multiagent.environments.base import (
     judge,
     scoring,
 )
+from trl_multiagent.environments.task_errors import TaskError, as_rewards, function_name, task_code
 
 
 Value = TypeVar("Value")
@@ -379,19 +380,25 @@ def _add_outcomes(
 
 def _add_group_rewards(turns: Trees, environment: Environment, process_reward: Callable[[float], float]) -> None:
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
+    name = f"The group reward of `{function_name(environment.unwrapped)}`"
     finished = grouped(
         (node.tree, (node, action))
         for nodes in turns
         for node in nodes
-        for action in set(range(len(node.indices))) - node.children.keys()
+        for action in (node.ended if node.children else range(len(node.indices)))
     )
     for branches in finished.values():
         histories: list[History] = [(*node.history, node.turn(action)) for node, action in branches]
-        added = environment.group_rewards(branches[0][0].item, histories)
-        for (node, action), number in zip(branches, added or (), strict=added is not None):
-            outcome = node.outcomes[action]
-            outcome.reward += float(number)
-            outcome.role_rewards = {role: x + float(number) for role, x in outcome.role_rewards.items()}
+        with task_code(name):
+            added = environment.group_rewards(branches[0][0].item, histories)
+        if added is None:
+            continue
+        for (node, action), number in zip(branches, as_rewards(name, added, len(branches)), strict=True):
+            if isinstance(number, dict):
+                raise TaskError(f"{name} returned rewards by role; it must return a number for each episode.")
+            outcome, number = node.outcomes[action], number or 0.0
+            roles = {role: x + number for role, x in outcome.role_rewards.items()}
+            node.outcomes[action] = replace(outcome, reward=outcome.reward + number, role_rewards=roles)
             _add_outcomes(node, node.outcomes, environment.roles, process_reward)
 
 
