@@ -50,8 +50,19 @@ def test_roles_and_prompts_come_from_templates_and_functions():
     assert env.prompts(ITEMS[0], []) == {"poet": "Write about rain.", "critic": [{"role": "user", "content": "rain"}]}
 
 
-def test_a_template_that_needs_a_missing_column_says_which():
-    env = environment(prompts={"poet": "Write about {subject}."})
+def test_messages_are_templates_that_a_run_is_resumed_with():
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "On {topic}.", "name": "reader"}]
+    env = environment(prompts={"poet": chat})
+    assert env.prompts(ITEMS[0], []) == {"poet": [chat[0], {**chat[1], "content": "On rain."}]}
+    other = environment(prompts={"poet": [{**chat[0], "content": "Be long."}, chat[1]]})
+    assert env.resume_settings()["prompts"] == {"poet": chat} != other.resume_settings()["prompts"]
+    with pytest.raises(ValueError, match=r"has \{poet\}, but 'poet' never answers before it"):
+        environment(prompts={"poet": [{"role": "user", "content": "{poet}"}]})
+
+
+@pytest.mark.parametrize("template", ["On {subject}.", [{"role": "user", "content": "On {subject}."}]])
+def test_a_template_that_needs_a_missing_column_says_which(template):
+    env = environment(prompts={"poet": template})
     with pytest.raises(ValueError, match="`poet` needs the column 'subject'; items have topic, level"):
         env.prompts(ITEMS[0], [])
 
@@ -251,6 +262,7 @@ def positional(completions, /, **columns):
         ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 reward functions"),
         ({"reward_weights": [float("nan")]}, "must be a list of finite numbers"),
         ({"prompts": {"poet": None}}, "The prompt of `poet` is None"),
+        ({"prompts": {"poet": [{"role": "user"}]}}, r"The prompt of `poet` is \[{'role': 'user'}\]"),
     ],
 )
 def test_what_cannot_be_used_is_refused_when_the_environment_is_made(settings, message):

@@ -284,6 +284,7 @@ def test_forms_of_the_functions(config, module, capsys):
     environment = recipe.make_environment()
     assert recipe.num_agents == 2 and environment.reward_weights == [2]
     assert environment.prompts({"topic": "rain"}, [])["poet"][1]["content"] == "On rain."
+    assert environment.resume_settings()["prompts"] == prompts
     assert "poet: " in plan(capsys, "--config", path, "--model_name", "org/model")
 
 

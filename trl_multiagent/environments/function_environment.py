@@ -5,7 +5,7 @@ An environment built from prompt templates and TRL reward functions, see [`envir
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from string import Formatter
 from typing import Any
@@ -21,6 +21,7 @@ from trl_multiagent.environments.base import (
     check_prompt,
     check_prompts,
     check_roles,
+    is_message,
     scoring,
     scoring_context,
 )
@@ -45,8 +46,9 @@ class FunctionEnvironment(Environment):
     An environment built from prompt templates and TRL reward functions.
 
     Args:
-        prompts (`dict[str, str | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a
-            `str.format` template filled with the item's columns, or a function from the item to a prompt.
+        prompts (`dict[str, Prompt | Callable[[dict], Prompt]]`): One entry per role, in the order of the agents: a
+            `str.format` template filled with the item's columns, chat messages with such templates, or a function from
+            the item to a prompt.
         reward_funcs (`Callable` or `list[Callable]`): TRL reward functions, plain or `async`, see
             [`~trl.GRPOTrainer`]. Each is called with keyword arguments, and returns one float per joint action, or
             `None` where it does not apply, or a dict of floats by role, which only those roles get. It gets the
@@ -87,7 +89,7 @@ class FunctionEnvironment(Environment):
 
     def __init__(
         self,
-        prompts: dict[str, str | Callable[[dict], Prompt]],
+        prompts: Mapping[str, Prompt | Callable[[dict], Prompt]],
         reward_funcs: RewardFunction | list[RewardFunction],
         reward_weights: Sequence[float] | None = None,
         transition: Callable[[dict, History], Prompts] | None = None,
@@ -102,8 +104,10 @@ class FunctionEnvironment(Environment):
         if order is not None and transition is not None:
             raise ValueError("`order` makes the prompts of all turns from the templates: leave `transition` out.")
         for role, template in prompts.items():
-            if isinstance(template, str):
-                self.check_heard(role, template)
+            messages = as_messages(template)
+            if isinstance(messages, list) and all(map(is_message, messages)):
+                for message in messages:
+                    self.check_heard(role, message["content"])
             elif not callable(template):
                 raise TypeError(f"The prompt of `{role}` is {show(template)}; it must be a template or a function.")
         self.templates = prompts
@@ -201,7 +205,7 @@ class FunctionEnvironment(Environment):
         Returns the templates, the weights, and the names of the functions. The code of the functions is not compared.
         """
         return {
-            "prompts": {role: x if isinstance(x, str) else function_name(x) for role, x in self.templates.items()},
+            "prompts": {role: function_name(x) if callable(x) else x for role, x in self.templates.items()},
             "reward_funcs": self.reward_names,
             "reward_weights": self.reward_weights,
             "transition": self.transition and function_name(self.transition),
@@ -321,10 +325,12 @@ def last_answers(history: History) -> dict[str, str]:
     return {role: text for turn in history for role, text in turn.joint_action.items()}
 
 
-def first_prompt(role: str, template: str | Callable[[dict], Prompt], item: dict) -> Prompt:
+def first_prompt(role: str, template: Prompt | Callable[[dict], Prompt], item: dict) -> Prompt:
     """Returns the prompt of a role from its template or its function."""
     if isinstance(template, str):
         return fill_template(role, template, item)
+    if isinstance(template, list):
+        return [{**message, "content": fill_template(role, message["content"], item)} for message in template]
     name = f"The prompt function `{function_name(template)}` of {role!r}"
     with task_code(name):
         prompt = template(item)

@@ -9,12 +9,10 @@ The task `functions`: prompt templates and reward functions that a YAML file nam
       name: topics.jsonl
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from trl_multiagent.environments import task
-from trl_multiagent.environments.base import Environment, Prompt, as_messages, ask, check_prompt
+from trl_multiagent.environments.base import Environment, as_messages, ask, check_prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -25,7 +23,7 @@ from trl_multiagent.environments.dataset_rows import (
     load_file,
     load_from_hub,
 )
-from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of, fill_template
+from trl_multiagent.environments.function_environment import FunctionEnvironment, fields_of
 from trl_multiagent.environments.imports import import_function
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.environments.task_errors import TaskError
@@ -95,18 +93,10 @@ class Functions:
         """Imports the functions and makes the environment. Raises `ValueError` if a function cannot be used."""
         functions = [import_function("functions.reward_funcs", path) for path in self.reward_funcs]
         transition = None if self.transition is None else import_function("functions.transition", self.transition)
-        templates: dict[str, str | Callable[[dict], Prompt]] = {
-            role: template if isinstance(template, str) else partial(fill_messages, role, template)
-            for role, template in self.prompts.items()
-        }
         try:
-            environment = FunctionEnvironment(templates, functions, self.reward_weights, transition, order=self.order)
+            return FunctionEnvironment(self.prompts, functions, self.reward_weights, transition, order=self.order)
         except TypeError as error:  # a class, or a function that cannot be called as a reward function
             raise ValueError(f"`functions.reward_funcs`: {error}") from error
-        for role, template in self.prompts.items():
-            for message in as_messages(template):
-                environment.check_heard(role, message["content"])
-        return environment
 
     @property
     def columns(self) -> list[str]:
@@ -114,11 +104,6 @@ class Functions:
         messages = [message for prompt in self.prompts.values() for message in as_messages(prompt)]
         names = dict.fromkeys(name for message in messages for name in fields_of(message["content"]))
         return [name for name in names if self.order is None or name not in self.prompts]
-
-
-def fill_messages(role: str, messages: list[dict[str, str]], item: dict) -> Prompt:
-    """Fills templates of messages with the columns of an item."""
-    return [{**message, "content": fill_template(role, message["content"], item)} for message in messages]
 
 
 def make_environment(settings: TaskSettings) -> FunctionEnvironment:
