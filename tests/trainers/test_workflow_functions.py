@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -430,6 +432,11 @@ def test_mistakes_get_a_sentence():
         agents.log("reward_mean", 5)
         return 1.0
 
+    @dataclass
+    class Unhashable:
+        def __call__(self, texts):
+            return texts
+
     def asks(**settings):
         return lambda agents: agents.aux("a", **settings)
 
@@ -444,6 +451,7 @@ def test_mistakes_get_a_sentence():
         (measures, "'NotAwaited' has no len"),
         (lambda agents: agents[5]("a"), "no role 5; the roles are aux, main"),
         (lambda agents: agents.call(len, 1), r"`len` raised TypeError.*line \d+ of test_workflow_functions"),
+        (lambda agents: agents.call(Unhashable(), "a"), r"unhashable type: 'Unhashable' \(line \d+ of test_workflow"),
         (lambda agents: agents.call(lambda texts: [], "a"), "The function `<lambda>` raised ValueError"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
@@ -491,8 +499,9 @@ def test_mistakes_get_a_sentence():
         workflow(slow.run)
     with pytest.raises(TypeError, match="A workflow takes two arguments, `item` and `agents`; this one is `ends"):
         workflow(roles=ROLES)(ends)
-    with pytest.raises(TypeError, match="`async def`"):
-        workflow(roles=ROLES)(lambda item, agents: 1.0)
+    for wrong in (lambda item, agents: 1.0, partial(slow.run, agents=1)):
+        with pytest.raises(TypeError, match="`async def`"):
+            workflow(roles=ROLES)(wrong)
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
         play(debate(max_open=4), [{"x": "1"}] * 2, scripted(ANSWERS), num_episodes=3)
 
@@ -669,7 +678,31 @@ async def stream():
         writer.close()
 
 
-@pytest.mark.parametrize("form", [gathered, grouped, beside, signalled])
+class Player:
+    def __init__(self, agents, wait):
+        self.agents, self.wait = agents, wait
+
+    async def act(self):
+        await self.wait()
+        return await self.agents.main("late")
+
+
+async def after(wait, ask):
+    await wait()
+    return await ask("late")
+
+
+async def of_an_object(agents, late):
+    part = asyncio.create_task(Player(agents, late.wait).act())
+    return [await agents.aux("a"), await part]
+
+
+async def of_a_question(agents, late):
+    part = asyncio.create_task(after(late.wait, agents.main))
+    return [await agents.aux("a"), await part]
+
+
+@pytest.mark.parametrize("form", [gathered, grouped, beside, signalled, of_an_object, of_a_question])
 @pytest.mark.parametrize("wait", [timer, thread, program, stream])
 @pytest.mark.parametrize("num_episodes", [None, 2])
 def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
@@ -681,6 +714,7 @@ def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
             await wait()
             return await agents.main("late")
 
+        late.wait = wait
         heartbeats = {asyncio.create_task(asyncio.sleep(600))}
         for task in heartbeats:
             task.add_done_callback(heartbeats.discard)
@@ -840,6 +874,37 @@ def test_an_episode_has_no_reward_if_its_judge_is_gone():
 
     ((node,),) = grow_trees([{}], run, scripted(ANSWERS), score, num_turns=1, num_generations=2)
     assert all(map(math.isnan, node.rewards))
+
+
+def test_a_judge_that_hangs_is_named_and_keeps_no_process():
+    code = """
+import time
+from trl_multiagent import workflow
+
+def hang(texts):
+    time.sleep(600)
+
+@workflow(roles=("a",), timeout=0.2)
+async def run(item, agents):
+    return await agents.call(hang, await agents.a("Say:"))
+
+with run.playing(1, False):
+    run.score([{}], [{"a": "x"}], [()])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    message = "TaskError: The workflow `run` waited for more than 0.2 s for `hang`, in `agents.call`."
+    assert done.returncode == 1 and message in done.stderr
+
+
+def test_a_note_may_have_any_name(capfd):
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        agents.note("failure", ["t1", "t2"])
+        return float(len(await agents.aux("Say:")))
+
+    ((node,),) = play(run, [{}], scripted(["ab"]), num_turns=1)
+    assert node.rewards == [2.0] and node.outcomes[0].extra == {"failure": ["t1", "t2"]}
+    assert capfd.readouterr().out == ""
 
 
 def test_a_fork_hears_its_roles_in_the_order_of_the_branch():

@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from threading import Thread
 from typing import Any, cast
 
 from trl_multiagent.environments.base import (
@@ -113,6 +114,7 @@ class Agents:
                 raise TypeError(f"`max_tokens` is {show(max_tokens)}; it must be a whole number of at least 1.")
             return self._episode.ask(name, with_call(prompt, AgentCall(stops, max_tokens, memory)))
 
+        call.agents = self  # type: ignore[attr-defined]  # for `start_task`
         return call
 
     def __getattr__(self, role: str) -> Callable[..., Awaitable[str]]:
@@ -124,6 +126,7 @@ class Agents:
         list of their arguments and returns a list of results, of which each branch gets its own. In a tree, a branch
         that runs again gets its earlier result, which belongs to the item, the argument and the number of the call.
         """
+        hash(function)  # an error of the workflow, not of the thread
         episode, future = self._episode, NotAwaited()
         content: Any = future  # of what cannot be compared; a `repr` leaves the middle of a long array out
         with suppress(Exception):
@@ -152,7 +155,11 @@ class Agents:
 def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any) -> asyncio.Task:
     """Starts a task, which ends at the latest with its episode."""
     task, episode = Part(coroutine, loop=loop, **settings), EPISODE.get()
-    task.counts = any(isinstance(x, Agents) for x in inspect.getcoroutinelocals(coroutine).values())  # it can ask
+    task.counts = any(  # it can ask
+        isinstance(x, Agents)
+        for value in inspect.getcoroutinelocals(coroutine).values()
+        for x in (value, *getattr(value, "__dict__", {}).values())
+    )
     if episode is not None:
         episode.parts.add(task)
         task.add_done_callback(episode.parts.discard)
@@ -171,6 +178,7 @@ class Episode:
         self.notes: dict[str, Any] = {}
         self.out_of_turns, self.num_refused = False, 0
         self.said: list[JointAction] = []
+        self.failure = ""  # of a resource
         self.anchor: Any = None  # of the branch that goes on with it, see `anchor_of`
         self.folder = os.path.dirname(run.__code__.co_filename) or "<"
         self.parts = set[Part]()  # that still run
@@ -262,7 +270,7 @@ class WorkflowEnvironment(Environment):
         group_reward: Callable[[dict, list[History]], Sequence[float]] | None = None,
         metric_ranges: Mapping[str, tuple[float, float]] | None = None,
     ):
-        if not asyncio.iscoroutinefunction(run):
+        if not asyncio.iscoroutinefunction(run) or not hasattr(run, "__code__"):  # a `partial` has none
             raise TypeError(f"A workflow is an `async def` function of `item` and `agents`, not {show(run)}.")
         try:
             inspect.signature(run).bind("item", "agents")
@@ -357,12 +365,11 @@ class WorkflowEnvironment(Environment):
             await self._settle(last)
             outcomes = [Outcome(0.0) if x in over else self._outcome(x, context.reward_none) for x in episodes]
             self._leave(outcomes, episodes)
+            for failure in dict.fromkeys(x.failure for x in episodes if x.failure):
+                print(failure, flush=True)
             return outcomes
 
-        outcomes = self._play(turn)
-        for failure in dict.fromkeys(x.extra["failure"] for x in outcomes if "failure" in x.extra):
-            print(failure, flush=True)
-        return outcomes
+        return self._play(turn)
 
     def _is_out_of_turns(self, episode: Episode) -> bool:
         """
@@ -454,8 +461,9 @@ class WorkflowEnvironment(Environment):
             if self._calls and is_quiet and not moving:
                 calls, self._calls[:] = [*self._calls], []
                 is_quiet = False
-                with task_code(f"{self.name}, in `agents.call`,"):
-                    await asyncio.wait_for(asyncio.to_thread(self._call, calls), self.timeout)
+                for function in dict.fromkeys(place[0] for place, *_ in calls):
+                    own = {p: x for p, x, _ in calls if p[0] == function and p not in self._results}
+                    await self._call(function, own)
                 for place, _, future in calls:  # together and in their order, so that a fork goes on as its branch did
                     result, give = self._results[place], future.set_result
                     if isinstance(result, TaskError):
@@ -466,16 +474,28 @@ class WorkflowEnvironment(Environment):
                     if not future.done():
                         give(result)
 
-    def _call(self, calls: list[Any]) -> None:
-        """Calls each function once for all calls that wait for it and have no earlier result."""
-        for function in dict.fromkeys(place[0] for place, *_ in calls):
-            own = {place: x for place, x, _ in calls if place[0] == function and place not in self._results}
+    async def _call(self, function: Callable, own: dict[Any, Any]) -> None:
+        """Calls a function once for all calls that wait for it and have no earlier result."""
+        loop, done, name = asyncio.get_running_loop(), asyncio.Event(), f"`{function_name(function)}`"
+
+        def work() -> None:
             try:
-                with task_code(f"The function `{function_name(function)}`"):
+                with task_code(f"The function {name}"):
                     results = function([*own.values()]) if own else []
                     self._results |= zip(own, results, strict=True)
             except TaskError as error:
                 self._results |= dict.fromkeys(own, error)
+            finally:
+                loop.call_soon_threadsafe(done.set)
+
+        # The threads of an executor would keep the process until they end
+        Thread(target=contextvars.copy_context().run, args=(work,), daemon=True).start()
+        try:
+            await asyncio.wait_for(done.wait(), self.timeout)
+        except TimeoutError:
+            raise TaskError(
+                f"{self.name} waited for more than {self.timeout:g} s for {name}, in `agents.call`."
+            ) from None
 
     def _check_end(self, episode: Episode) -> None:
         """Raises the error of an episode that has ended, and ends its parts."""
@@ -516,7 +536,8 @@ class WorkflowEnvironment(Environment):
             if isinstance(error, UnavailableError):
                 if reward_none != "drop":
                     raise UnavailableError(f"{error}. With `reward_none: drop`, the other episodes go on.")
-                notes["failure"], result, was_paid = str(error), None, False
+                notes["failure"] = episode.failure = str(error)
+                result, was_paid = None, False
             elif error is None:
                 result = task.result()
         if task.done() or episode.out_of_turns:
