@@ -10,7 +10,7 @@ import pytest
 import yaml
 from evaluated import TASK, evaluate
 
-from trl_multiagent import AgentTeam
+from trl_multiagent import AgentTeam, workflow
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
 from trl_multiagent.runs.evaluation import StopWhenSpent, message_policies
@@ -247,3 +247,14 @@ def test_messages_are_not_ablated_beside_seats():
     evaluation = SimpleNamespace(settings=SimpleNamespace(seats={"c": {}}), config=SimpleNamespace(num_turns=2))
     with pytest.raises(ConfigError, match=r"`evaluation.ablate: messages` cannot be combined with `seats`"):
         message_policies(evaluation, SimpleNamespace(roles=("a", "b")))
+
+
+def test_messages_of_a_workflow_that_cannot_be_replayed_are_not_ablated():
+    @workflow(roles=("a", "b"), live=True)
+    async def run(item, agents):
+        return float(len(await agents.b(await agents.a("Say:"))))
+
+    evaluation = SimpleNamespace(settings=SimpleNamespace(seats={}), config=SimpleNamespace(num_turns=2), teams=[])
+    with pytest.raises(ConfigError, match=r"`evaluation.ablate: messages` cannot be combined with `live=True`"):
+        message_policies(evaluation, run)
+    assert message_policies(evaluation, workflow(roles=("a", "b"))(run.run)) == []

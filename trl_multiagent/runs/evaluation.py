@@ -345,6 +345,10 @@ def message_policies(evaluation: Evaluation, environment: Environment) -> list[P
         raise ConfigError("`evaluation.ablate: messages` is for several agents and turns: leave it out.")
     if evaluation.settings.seats:  # a seated environment keeps the messages of an episode itself
         raise ConfigError("`evaluation.ablate: messages` cannot be combined with `seats`: leave one of them out.")
+    if getattr(environment.unwrapped, "live", False):
+        raise ConfigError(
+            "`evaluation.ablate: messages` cannot be combined with `live=True`: it replays episodes. Leave it out."
+        )
     return [
         make_policy(
             evaluation,
