@@ -1,6 +1,13 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from trl_multiagent import FunctionEnvironment
+from trl_multiagent.environments.reward_models import ModelRewardEnvironment
+from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.rollout.tree import Samples, acting, grow_trees, judge_nodes
+from trl_multiagent.trainers.advantages import normalize_then_sum, weigh
 from trl_multiagent.trainers.magrpo_trainer import sibling_advantages
 
 
@@ -61,3 +68,41 @@ def test_equal_siblings_have_no_advantage_at_all(mode):
     for size in range(2, 12):
         returns = torch.full((1, size), 0.1)
         assert not sibling_advantages(returns, mode).any()
+
+
+def length(completions, **columns):
+    return [float(len(completion["editor"])) for completion in completions]
+
+
+def grown(environment, num_turns):
+    """The turns of a tree, with texts of different lengths."""
+    lengths = iter([1, 2, 3, 5, 4, 9])
+
+    def sample(nodes, number):
+        return {
+            role: [Samples([1], [[1]] * number, ["x" * next(lengths) for _ in range(number)]) for _ in own]
+            for role in environment.roles
+            if (own := acting(role, nodes))
+        }
+
+    settings = {"num_turns": num_turns, "num_generations": 2}
+    return grow_trees([{}], environment, sample, lambda nodes: judge_nodes(environment, nodes), **settings)
+
+
+def test_returns_of_reward_functions_pass_through_turns_of_other_roles():
+    order = [["writer"], ["editor"]]
+    environment = FunctionEnvironment({"writer": "Write.", "editor": "{writer}"}, length, order=order)
+    (node,), children = grown(environment, 2)
+    assert node.returns == [4.0, 6.5]
+    for role, x, gap in (("writer", node, 2.5), ("editor", children[1], 5.0)):
+        expected = torch.tensor([-gap, gap]) / 2 / (gap / 2**0.5 + 1e-4)
+        assert torch.allclose(normalize_then_sum(environment, role, [x], 1.0), expected)
+
+
+@pytest.mark.parametrize("score_task", [False, True])
+def test_the_reward_of_a_model_has_no_reward_functions(score_task):
+    task = FunctionEnvironment({"editor": "Write."}, length)
+    environment = ModelRewardEnvironment(task, lambda prompts, completions: [0.0] * len(completions), score_task)
+    args = SimpleNamespace(advantage_normalization="rewards", handoff=None, discount=1.0)
+    with pytest.raises(TaskError, match="needs the reward functions of a `FunctionEnvironment`"):
+        weigh(args, environment, environment.roles, grown(environment, 1), [[{}]])

@@ -9,10 +9,10 @@ over the siblings, and each agent's advantages are then standardized over the ba
 of its weight, whatever its scale, as in [GDPO](https://huggingface.co/papers/2601.05242). The formula is TRL's.
 """
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -20,6 +20,7 @@ from trl.trainer.utils import nanstd
 
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.function_environment import FunctionEnvironment
+from trl_multiagent.environments.reward_models import ModelRewardEnvironment
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.rollout.tree import Node, Trees, acting, groups_of, known, mean_of_known
 from trl_multiagent.trainers.base.batch import Advantages
@@ -45,7 +46,7 @@ def weigh(
         nodes = acting(role, [*chain(*turns)])
         if how == "rewards":
             for group in chain(*(groups_of(acting(role, of_turn)) for of_turn in turns)):
-                summed = normalize_then_sum(environment.unwrapped, role, group, 0.0 if args.handoff else args.discount)
+                summed = normalize_then_sum(environment, role, group, 0.0 if args.handoff else args.discount)
                 for node, part in zip(group, summed.chunk(len(group)), strict=True):
                     of_node[id(node)][role] = part
         own = [of_node[id(node)] for node in nodes]
@@ -64,20 +65,28 @@ def weigh(
 
 def normalize_then_sum(environment: Environment, role: str, group: Sequence[Node], discount: float) -> torch.Tensor:
     """Returns the weighted sum of the standardized returns of a role's completions; NaN if no function gave one."""
-    if not isinstance(environment, FunctionEnvironment):
+    task = environment.unwrapped
+    if isinstance(environment, ModelRewardEnvironment) or not isinstance(task, FunctionEnvironment):
         raise TaskError("`advantage_normalization: rewards` needs the reward functions of a `FunctionEnvironment`.")
-    metrics = [f"rewards/{name}" for name in environment.reward_names]
-    rows = [[x for node in group for x in returns_of(node, role, y, discount)] for y in metrics]
+    metrics = [f"rewards/{name}" for name in task.reward_names]
+    rows = [
+        [
+            x
+            for node in group
+            for x in replace(node, returns=returns_of(node, role, y, discount), role_returns={}).agent_returns(role)
+        ]
+        for y in metrics
+    ]
     returns = torch.tensor(rows, dtype=torch.float64)  # rounding would show where all are equal
     normalized = (returns - returns.nanmean(1, keepdim=True)) / (nanstd(returns, 1, keepdim=True) + EPSILON)
-    summed = (normalized * torch.tensor(environment.reward_weights).unsqueeze(1)).nansum(0)
+    summed = (normalized * torch.tensor(task.reward_weights).unsqueeze(1)).nansum(0)
     return summed.masked_fill(returns.isnan().all(0), math.nan).float()
 
 
 def returns_of(node: Node, role: str, metric: str, discount: float) -> list[float]:
-    """Returns the return of each completion of a role that one reward function gives; NaN if it gives none."""
+    """Returns the return of each joint action for a role that one reward function gives; NaN if it gives none."""
     values = [x.metrics.get(f"{metric}/{role}", x.metrics.get(metric, math.nan)) for x in node.outcomes]
     for action, child in node.children.items() if discount else ():  # 0 * NaN is NaN
         parts = known([values[action], discount * mean_of_known(returns_of(child, role, metric, discount))])
         values[action] = sum(parts) if parts else math.nan
-    return dataclasses.replace(node, returns=values, role_returns={}).agent_returns(role)
+    return values
