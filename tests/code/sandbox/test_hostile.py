@@ -1,7 +1,8 @@
 """
 The corpus of hostile and honest programs, run by `benchmarks/code/hostile.py`.
 
-A sample of every category runs by default; `SANDBOX_CORPUS=all` runs all of it.
+A sample of every category runs by default; `SANDBOX_CORPUS=all` runs all of it. Of the sample, what only a wrong
+verdict would betray runs in one sandbox of this process: a host process for each takes half a second.
 """
 
 import ast
@@ -13,6 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.code import hostile
 
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,9 +31,17 @@ folder_left_for_later folder_lease folder_deep
 """.split()
 
 
-def names():
-    known = [json.loads(line)["id"] for line in CORPUS.read_text().splitlines()]
-    return known if os.environ.get("SANDBOX_CORPUS") == "all" else [name for name in known if name in SAMPLE]
+# Without a danger to the machine, to the files or to the processes of the host
+VERDICTS = "honest objects spin equal patch imports frames plain parser forge loop crash".split()
+ITEMS = {item["id"]: {**hostile.OPTIONAL, **item} for item in map(json.loads, CORPUS.read_text().splitlines())}
+ALL = os.environ.get("SANDBOX_CORPUS") == "all"
+SANDBOX = {"workers": 1, "check_timeout": 0.5, "min_tier": "seccomp"}
+
+
+def names(in_this_process=False):
+    if ALL:
+        return [] if in_this_process else [*ITEMS]
+    return [name for name in ITEMS if name in SAMPLE and (ITEMS[name]["category"] in VERDICTS) == in_this_process]
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +63,19 @@ def test_program(results, name):
     if row is None:
         pytest.skip("the runner cannot contain this program on this machine")
     assert row["flags"] == [], row["detail"]
+
+
+@pytest.mark.parametrize("name", names(in_this_process=True))
+def test_verdict(sandbox, name):
+    """After each program the sandbox still scores an honest and a wrong one right."""
+    item = ITEMS[name]
+    assert not item["danger"] and not item["requires"]
+    program = {key: value for key, value in item.items() if key in hostile.HONEST}
+    assert hostile.score(sandbox, hostile.HONEST)["complete"]
+    before = hostile.fingerprint()
+    result = {"result": hostile.score(sandbox, program)}
+    result |= {"after_honest": hostile.score(sandbox, hostile.HONEST)["complete"]}
+    result |= {"after_wrong": hostile.score(sandbox, hostile.WRONG)["passed"] > 0}
+    after = hostile.fingerprint()
+    result["changed"] = [key for key in before if before[key] != after[key]]
+    assert [*hostile.verdict_flags(item, result)] == [], result["result"]["detail"]
