@@ -7,6 +7,7 @@ import io
 import re
 import runpy
 import shlex
+import shutil
 import sys
 import tokenize
 from pathlib import Path
@@ -81,26 +82,33 @@ def by_program(*programs: str) -> list[str]:
     return [command for command in COMMANDS if command.startswith(programs)]
 
 
-@pytest.fixture
-def readers_folder(tmp_path, monkeypatch):
-    """A working directory with the files that the commands read, as a reader would have them."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
+@pytest.fixture(scope="module")
+def files_of_readers(tmp_path_factory):
+    """The files that the commands read, as a reader would have them."""
+    folder = tmp_path_factory.mktemp("reader")
     for name in ("recipes", "accelerate_configs"):
-        (tmp_path / name).symlink_to(ROOT / name)
+        (folder / name).symlink_to(ROOT / name)
     for name in ("humaneval.jsonl", "mbpp_sanitized.jsonl"):
-        write_problems(tmp_path / name, 200)
-    (tmp_path / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
-    (tmp_path / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
-    (tmp_path / "rewards.py").write_text("def short_and_complete(completions, **columns):\n    return [0.0]\n")
+        write_problems(folder / name, 200)
+    (folder / "topics.jsonl").write_text('{"topic": "rain"}\n{"topic": "snow"}\n')
+    (folder / "words.jsonl").write_text('{"words": "rain roof night"}\n' * 8)
+    (folder / "rewards.py").write_text("def short_and_complete(completions, **columns):\n    return [0.0]\n")
     for page in ("workflows", "task_settings"):
         text = (ROOT / "docs" / f"{page}.md").read_text()
         for block in re.findall(r"```\w+\n(# [\w.]+\n.*?)```", text, flags=re.DOTALL):
-            (tmp_path / block.split()[1]).write_text(block)
-    pairs().save_to_disk(tmp_path / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
-    cli.main(["init", str(tmp_path / "my_task")])
-    (tmp_path / "config.yaml").write_text((tmp_path / "my_task" / "config.yaml").read_text())
+            (folder / block.split()[1]).write_text(block)
+    pairs().save_to_disk(folder / "outputs" / "demo_madpo" / "preferences")  # what an earlier command collects
+    cli.main(["init", str(folder / "my_task")])
+    (folder / "config.yaml").write_text((folder / "my_task" / "config.yaml").read_text())
+    return folder
+
+
+@pytest.fixture
+def readers_folder(files_of_readers, tmp_path, monkeypatch):
+    """A working directory with these files."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shutil.copytree(files_of_readers, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("trl_multiagent.trainers.base.vllm.is_vllm_available", lambda: True, raising=False)
     monkeypatch.setattr(ImitationModel, "build", None)  # a dry run trains no base model
     return tmp_path
