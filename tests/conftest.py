@@ -134,7 +134,7 @@ def tiny_model(tmp_path_factory) -> str:
     from tiny import byte_tokenizer, tiny_llama
 
     folder = tmp_path_factory.mktemp("tiny_model")
-    tiny_llama().save_pretrained(folder)
+    tiny_llama(num_hidden_layers=1).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return str(folder)
 

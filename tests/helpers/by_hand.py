@@ -29,8 +29,8 @@ class Gradients(TrainerCallback):
 
 def one_update(tmp_path, team=None, **settings):
     """The gradients of one optimizer step, the trees it used, and the team before it."""
-    team = tiny_team() if team is None else team
-    before = copy.deepcopy(team)
+    team = tiny_team(num_hidden_layers=2) if team is None else team
+    before = copy.deepcopy(team, {id(x): x for x in team.tokenizers.values()})  # but for the tokenizers
     gradients = Gradients()
     trainer = tiny_trainer(tmp_path, team, callbacks=[gradients], **settings)
     trainer.train()

@@ -97,10 +97,10 @@ def tiny_experts(architecture: str, **changes) -> PreTrainedModel:
     return model_class(config_class(**{**size, **experts, **changes}))
 
 
-def tiny_team(roles=("aux", "main"), chat_template: str | None = None) -> AgentTeam:
+def tiny_team(roles=("aux", "main"), chat_template: str | None = None, num_hidden_layers: int = 1) -> AgentTeam:
     """Random agents, different ones, each with a tokenizer of its own."""
     return AgentTeam(
-        {role: tiny_llama(seed) for seed, role in enumerate(roles)},
+        {role: tiny_llama(seed, num_hidden_layers=num_hidden_layers) for seed, role in enumerate(roles)},
         {role: byte_tokenizer(chat_template) for role in roles},
     )
 

@@ -222,7 +222,7 @@ def error_line(capsys):
         ("external.mode=plain", ["environment mode: 'level_feedback' in the checkpoint, 'plain' in this run"]),
         ("magrpo.learning_rate=0.5 seed=3", ["learning_rate: ", "seed: 42 in the checkpoint, 3 in this run"]),
         ("peft.r=8", ["adapter aux r: 4 in the checkpoint, 8 in this run", "agent main: "]),
-        ("peft=null", ["agent aux: 'llama, 37600 parameters, 8704 trained' in the checkpoint, 'llama, 28896"]),
+        ("peft=null", ["agent aux: 'llama, 22944 parameters, 4352 trained' in the checkpoint, 'llama, 18592"]),
         ("dataset.train_split=test[:2]", ["train_dataset: '3 items with", "'2 items with"]),
     ],
 )

@@ -240,9 +240,9 @@ def test_rounds_and_a_kill_in_every_phase(tiny_model, tmp_path, capsys):
     assert results[1]["env_step"] == 2 * results[0]["env_step"] > 0
     logs = [log for log in results[1]["log_history"] if "reward" in log]
     assert logs and all(log["reward"] == log["turn_1/rewards/model"] for log in logs)
-    # The second round's preferences are made of the first round's reward model
+    # The second round's preferences are made of the first round's reward model, and not of tenths
     rewards = [load_preferences(str(folder / "preferences"), ["aux", "main"])["chosen_reward"] for folder in folders]
-    assert all(0 <= reward <= 1 for reward in rewards[0]) and not all(0 <= reward <= 1 for reward in rewards[1])
+    assert [all(abs(10 * x - round(10 * x)) < 1e-6 for x in of_round) for of_round in rewards] == [True, False]
     teams = [whole / "_rounds" / "teams" / f"round_{k}" for k in (1, 2)]
     assert same_teams(teams[1], whole) and not same_teams(*teams)
     assert "whole/_rounds" not in (whole / "README.md").read_text()

@@ -260,7 +260,7 @@ def refusal(checkpoint, tmp_path, **changes):
 
 def other_team(**changes):
     return AgentTeam(
-        {role: tiny_llama(seed, **changes) for seed, role in enumerate(("aux", "main"))},
+        {role: tiny_llama(seed, num_hidden_layers=1, **changes) for seed, role in enumerate(("aux", "main"))},
         {role: byte_tokenizer() for role in ("aux", "main")},
     )
 
@@ -299,7 +299,7 @@ class OwnEnvironment(FunctionEnvironment):
         ({"team": tiny_team(("a", "b"))}, ["roles: ['aux', 'main'] in the checkpoint, ['a', 'b']"]),
         (
             {"team": other_team(hidden_size=16)},
-            ["agent aux: 'llama, 28896 parameters, 28896 trained'", "agent main: ", "not trained"],
+            ["agent aux: 'llama, 18592 parameters, 18592 trained'", "agent main: ", "not trained"],
         ),
         ({"team": other_team(initializer_range=0.2)}, ["weights that are not trained: "]),  # another reference policy
         ({"team": keeping_team()}, ["reasoning: {'aux': 'auto', 'main': 'auto'}"]),

@@ -98,7 +98,7 @@ def test_one_agent_equals_trl_s_dpo(tmp_path, case):
     settings["per_device_eval_batch_size"] = 12  # TRL takes means over batches
     rows = pairs(["solo"], chat=chat)
     texts = texts_of_trl(rows)
-    team = tiny_team(["solo"], TEMPLATE if chat else None)
+    team = tiny_team(["solo"], TEMPLATE if chat else None, num_hidden_layers=2)
     trainer = pair_trainer(tmp_path / "team", team, train_dataset=rows, eval_dataset=rows, **settings)
     model = tiny_llama()
     args, tokenizer = pair_config(tmp_path / "trl", DPOConfig, **settings), byte_tokenizer(TEMPLATE if chat else None)
