@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from forked import FORKING
+from forked import FORKED_CHILDREN, FORKING
 
 
 ROOT = Path(__file__).resolve().parents[1]
-FORKED_CHILDREN = Path(__file__).parent / "helpers" / "forked_children.py"
 # A line of each one's table
 TABLES = {
     "code.class_completion": "reference, 3 agents",

@@ -12,18 +12,24 @@ from trl_multiagent.settings.read import ACCELERATE, CONFIGS, RECIPES
 
 
 ROOT = Path(__file__).resolve().parents[1]
-# `trl-multiagent` with each of its arguments, which runs what it would launch in its own process
+# `trl-multiagent` of the package in a folder with each of the other arguments, which runs what it would launch in its
+# own process. The process has imported the checkout, and forgets it
 COMMANDS = """
 import sys
 from accelerate.commands import launch
+for name in [name for name in sys.modules if name.partition(".")[0] == "trl_multiagent"]:
+    del sys.modules[name]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+sys.path = [sys.argv.pop(1), *(path for path in sys.path if "site-packages" in path or "/lib/python" in path)]
 from trl_multiagent import cli
+assert cli.__file__.startswith(sys.path[0])
 launch.launch_command = lambda options: cli.main(options.training_script_args)
 for config in sys.argv[1:]:
     cli.main(["train", "magrpo", "--config", config, "--accelerate_config", "single", "--dry_run"])
 """
 
 
-def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_path):
+def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(forked, tmp_path):
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -51,9 +57,9 @@ def test_a_wheel_has_the_configurations_and_can_train_without_a_checkout(tmp_pat
     assert targets and all(target.startswith(("https://", "#")) for target in targets)
     assert "Project-URL: Repository, https://" in metadata
 
-    command = [sys.executable, "-c", COMMANDS, "magrpo_demo", "writer_editor"]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "commands.py").write_text(COMMANDS)
+    command = [tmp_path / "commands.py", tmp_path / "installed", "magrpo_demo", "writer_editor"]
+    done = forked.run(*command, cwd=tmp_path)
+    assert done.codes == [0], done.stderr
     for agents in ("aux: demo, main: demo", "writer: demo, editor: demo"):
         assert agents in done.stdout

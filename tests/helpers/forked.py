@@ -22,6 +22,7 @@ from pathlib import Path
 
 ACCELERATE_CONFIGS = Path(__file__).resolve().parents[2] / "accelerate_configs"
 LAUNCHER = Path(__file__).with_name("launcher.py")
+FORKED_CHILDREN = Path(__file__).with_name("forked_children.py")
 # The launcher of accelerate, which reads options of torchrun here, forks its processes instead of starting them
 FORKING = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
 DEADLINE = 600  # seconds, after which processes that wait for each other say where and end

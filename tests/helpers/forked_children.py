@@ -11,7 +11,7 @@ import sys
 from forked import run_to_the_end
 
 
-FORKED_MODULES = ("accelerate.commands.launch", "benchmarks.", "pytest")
+FORKED_MODULES = ("accelerate.commands.launch", "benchmarks.", "pytest", "trl_multiagent.cli")
 
 
 class Popen(subprocess.Popen):

@@ -11,13 +11,15 @@ from evaluated import TASK
 from peft import LoraConfig
 
 from trl_multiagent import AgentTeam, cli
-from trl_multiagent.configs.recipes.real import demo, editor, hidden, taboo
+from trl_multiagent.configs.recipes.real import editor, hidden, taboo
 from trl_multiagent.configs.recipes.real.words import HELD_OUT, TRAINING
 from trl_multiagent.environments.base import Turn, judge
 from trl_multiagent.folders import seal
 from trl_multiagent.models import gguf, packaged, pretrained
 from trl_multiagent.runs.evaluation_settings import find_config, find_team, name_teams
 from trl_multiagent.team.card import facts_of
+
+from forked import FORKED_CHILDREN, FORKING
 
 
 ITEM = {"word": "milk", "options": "dog, milk, gold, sun"}
@@ -133,16 +135,24 @@ def test_held_out_words_are_in_no_training_item():
         assert all(row["word"] in row["options"].split(", ") for row in items)
 
 
-def test_the_demo_shows_answers_before_and_after(tmp_path, tiny_model, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "smollm2", lambda: str(tiny_model))
-    override = [
-        "--override",
-        f"agent_model.name={tiny_model}",
-        "magrpo.max_steps=1",
-    ]
-    demo.main(override, tmp_path / "run", items=1)
-    shown = capsys.readouterr().out.partition("Before and after")[2]
+# The demo, whose model is its first argument
+DEMO = """
+import sys
+from pathlib import Path
+from trl_multiagent.configs.recipes.real import demo
+demo.smollm2 = lambda: sys.argv[1]
+demo.main(sys.argv[2:], Path("run"), items=1)
+"""
+
+
+def test_the_demo_shows_answers_before_and_after(tmp_path, tiny_model, forked):
+    """It starts the processes of its commands, here they are forked."""
+    (tmp_path / "demo.py").write_text(DEMO)
+    override = ["--override", f"agent_model.name={tiny_model}", "magrpo.max_steps=1"]
+    command = [FORKED_CHILDREN, tmp_path / "demo.py", tiny_model, *override]
+    done = forked.run(*command, cwd=tmp_path, environment=FORKING)
+    assert done.codes == [0], done.stderr[-4000:]
+    shown = done.stdout.partition("Before and after")[2]
     words = ["is hidden in a box", "before   speaker:", "after    speaker:", "messages cut", "0.25 at most"]
     assert all(word in shown for word in [*words, "report.html"])
 
