@@ -143,10 +143,8 @@ def test_hostile_text_stays_text(run):
 
 
 def test_a_run_without_a_trace_keeps_a_few_trees(tmp_path):
-    trainer = tiny_trainer(
-        tmp_path, environment=Workflow(), num_turns=3, max_steps=22, items_per_device=4, num_generations=2
-    )
-    trainer.train()
+    settings = {"num_turns": 3, "items_per_device": 4, "num_generations": 2, "max_completion_length": 3}
+    tiny_trainer(tmp_path, environment=Workflow(), max_steps=22, **settings).train()
     page = read_page(tmp_path / "report.html")["trees"]
     trees = [[dict(zip(page["columns"], row, strict=True)) for row in tree] for tree in page["trees"]]
     steps = [tree[0]["step"] for tree in trees]

@@ -72,9 +72,8 @@ def add_router_losses(trainer, before, coef=0.5):
 )
 def test_gradient_by_hand(tmp_path, build, activations):
     """With several turns, and micro-batches of which the last one is partly padding."""
-    gradients, trainer, before = one_update(
-        tmp_path, build(), num_turns=2, num_generations=2, per_device_train_batch_size=5, **CHECKPOINTING[activations]
-    )
+    settings = {"items_per_device": 1, "num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 4}
+    gradients, trainer, before = one_update(tmp_path, build(), **settings, **CHECKPOINTING[activations])
     policy = reference_gradients(trainer._turns, before)
     assert distance(gradients, policy) > 0.01
     losses = add_router_losses(trainer, before)  # to the gradients of the policy loss
