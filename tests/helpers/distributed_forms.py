@@ -37,16 +37,13 @@ from tiny import Workflow, byte_tokenizer, living_workflow, tiny_config, tiny_en
 
 EPISODES = {"branching": "episodes", "advantage_normalization": "role"}
 CASES = {
-    "full": ("full", {"beta": 0.1}),
-    "full, recomputed": ("full", {"gradient_checkpointing": True, "num_generations_eval": 2}),
-    "heterogeneous": ("heterogeneous", {}),
+    "full": ("full", {"beta": 0.1, "num_generations_eval": 2}),
     "shared": ("shared", {"beta": 0.1}),
     "lora": ("lora", {"beta": 0.1, "gradient_checkpointing": True}),
     "lora on two bases": ("lora on two bases", {}),
     "lora and whole modules": ("lora and whole modules", {"beta": 0.1, "gradient_checkpointing": True}),
     "mixed": ("mixed", {"beta": 0.1, "gradient_checkpointing": True}),
     "frozen partner": ("full", {"frozen_agents": ["aux"]}),
-    "frozen adapter": ("lora", {"frozen_agents": ["aux"]}),
     "fresh adapters": (None, {"beta": 0.1}),
     "experts": ("experts", {}),
     "critics": ("full", {"gae_lambda": 0.95}),
@@ -64,6 +61,9 @@ ALGORITHMS = {**dict.fromkeys(WITH_CRITICS, (IACTrainer, IACConfig)), "central c
 
 # Where a step of each of two processes has several micro-batches. In one process, which has all items, every case has
 ACCUMULATED = ["full", "lora", "critics"]
+
+# Whose answers are compared. Under ZeRO-3 all agents answer, whose weights have to be gathered
+SAMPLED = ["full", "lora on two bases", "lora", "shared"]
 
 # Two updates with AdamW, computed in bfloat16
 BFLOAT16 = {"bfloat16": "full", "lora in bfloat16": "lora"}
@@ -143,7 +143,10 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
     acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._turns)]])
     report = {"early_terminated": shares, "results": results, "acting": acting_roles}
-    return {**save(trainer, output / case), **report, **sampled(trainer)}
+    zero = trainer.accelerator.state.deepspeed_plugin
+    if case in SAMPLED or (zero is not None and zero.zero_stage == 3):
+        report |= sampled(trainer)
+    return {**save(trainer, output / case), **report}
 
 
 def sampled(trainer) -> dict:

@@ -76,7 +76,9 @@ SETTINGS = {
 }
 
 
-def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signal.SIGKILL, result=None) -> None:
+def train(
+    folder, settings, resume=False, kill=None, killed_rank=0, number=signal.SIGKILL, result=None, max_steps=8
+) -> None:
     """
     Args:
         kill (`tuple[str, int]`, *optional*): Instant at which the process `killed_rank` dies, and at which time it
@@ -84,7 +86,7 @@ def train(folder, settings, resume=False, kill=None, killed_rank=0, number=signa
         number (`int`, *optional*): The signal that it sends itself then.
         result (`str`, *optional*): File for what the run ended with.
     """
-    common = {"max_steps": 8, "train_dataset": tiny_items(6), "save_strategy": "steps", "learning_rate": 0.01}
+    common = {"max_steps": max_steps, "train_dataset": tiny_items(6), "save_strategy": "steps", "learning_rate": 0.01}
     arguments = {**common, **SETTINGS[settings]}
     team = team_of(arguments.pop("team", "full"), num_hidden_layers=1)
     trainer = tiny_trainer(folder, team, **arguments)

@@ -1,5 +1,5 @@
 """
-Two nodes of one process each, without a common folder. Run by `test_checkpoints.py`: `own_folders.py FOLDER FORM`.
+Two nodes of one process each, without a common folder. Run by `test_checkpoints.py`: `own_folders.py FOLDER`.
 """
 
 import os
@@ -18,8 +18,8 @@ from tiny import EVALUATED, SAVED, tiny_items, tiny_trainer
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1]) / os.environ["RANK"]
-    kinds = {"full": {}, "critics": {"trainer": IACTrainer, "config": IACConfig}}
-    make = partial(tiny_trainer, folder, **kinds[sys.argv[2]], **SAVED, save_on_each_node=True)
+    critics = {"trainer": IACTrainer, "config": IACConfig}
+    make = partial(tiny_trainer, folder, **critics, **SAVED, save_on_each_node=True)
     best = {**EVALUATED, "eval_dataset": tiny_items(2), "metric_for_best_model": "reward"}
     make(max_steps=2, load_best_model_at_end=True, **best).train()
     trainer = make(max_steps=3)
