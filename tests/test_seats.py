@@ -211,6 +211,9 @@ def test_an_endpoint_draws_by_item():
     seat = EndpointSeat(Echo())
     one, two, again = (seat.answer("b", [Branch({"id": k}, (), {"b": "Open:"})] * 2) for k in (1, 2, 1))
     assert len({*one, *two}) == 4 and one == again
+    asked = Turn({"b": "Open:"}, {"b": "no"}, Outcome(0.0))
+    question = with_call("Open:", AgentCall(memory=False))
+    assert seat.answer("b", [Branch({"id": 1}, (asked,), {"b": question})])[0] not in one  # asked a second time
     nodes = [Node({"id": k}, (), {"b": "Open:"}) for k in (1, 2)]
     first, second = (ask_model(Echo(), byte_tokenizer(), "0", [node], 2)["b"][0].texts for node in nodes)
     assert len({*first, *second}) == 4

@@ -16,6 +16,7 @@ from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.environments.yaml_task import TASK
 from trl_multiagent.hub import team_card
 from trl_multiagent.models.gguf import converted, gguf_file_of
+from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.runs.models import loading_arguments
 from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.settings.schema import AgentModel
@@ -443,6 +444,7 @@ def test_collaborate_on_many_items():
         ({"temperature": -1}, "`temperature` is -1; it must be a number from 0"),
         ({"temperature": 0, "do_sample": True}, "which `do_sample=True` contradicts"),
         ({"num_return_sequences": 2}, "`num_return_sequences` cannot be set here: pass an item several times"),
+        ({"eos_token_id": [3]}, "`eos_token_id` cannot be set here: set the tokenizer's `eos_token`"),
         ({"stop_strings": {"x": ["."]}}, "is {'x': \\['.'\\]}; it must have lists of texts for aux, main"),
         ({"item": [{"prompt": "Go."}, "Go."]}, "must be a row of the dataset, which is a dict, or a text, or a list"),
     ],
@@ -453,6 +455,11 @@ def test_collaborate_refuses(arguments, message):
         team.collaborate(**{"item": {"prompt": "Go."}, "environment": DIALOGUE, **arguments})
     assert "\n" not in str(error.value)
     assert team.training
+
+
+def test_an_argument_that_is_none_is_not_given():
+    """`generate` would use transformers' own default, the best 50 tokens."""
+    assert sampling_arguments({"top_k": None}) == sampling_arguments({})
 
 
 def test_collaborate_as_chat():

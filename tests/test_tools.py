@@ -3,13 +3,16 @@
 import ast
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
+import trl
 from datasets import Dataset
 from trl.chat_template_utils import add_response_schema, qwen3_chat_template
 
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.environments.tools import Tools, tool_workflow
+from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.rollout.tree import Samples, grow_trees, judge_nodes, play_episodes, turns_of_episodes
 
 from tiny import byte_tokenizer, tiny_team, tiny_trainer
@@ -219,6 +222,21 @@ def sample(agent):
         return {"agent": [Samples([1], [[1]] * number, of_node) for of_node in texts]}
 
     return samples
+
+
+@pytest.mark.parametrize("options", [{"max_history_length": 4000}, {"memory_mode": "last"}])
+def test_results_where_a_template_demands_a_message_of_the_user(options):
+    """As that of Qwen3.5: a result that comes first becomes one."""
+    template = (Path(trl.__file__).parent / "chat_templates" / "qwen3_5_think.jinja").read_text()
+    environment = tool_workflow(Guess, "Guess! ", calls=lambda text: [{"name": "guess", "arguments": {"number": 5}}])
+    seen = tiny_team(("agent",), template).collaborate(
+        {"secret": 7, "limit": 9},
+        environment,
+        num_turns=2,
+        max_new_tokens=2,
+        history_options=HistoryOptions(**options),
+    )
+    assert seen[1].prompts["agent"][0]["content"] == "1: up"
 
 
 def test_an_environment_lives_in_its_episode():

@@ -230,8 +230,9 @@ def test_a_reward_that_takes_too_long_ends_the_run(tmp_path):
         (MAGRPOConfig, {"use_vllm": True}, "set `vllm_mode: server`"),
         (IACConfig, {}, "`rollouts_ahead`"),
         (MAGRPOConfig, {"rollouts_ahead": 2}, "`rollouts_ahead`"),
-        (MAGRPOConfig, {"top_p": 0.9}, "leave out `top_p`, `top_k`"),
-        (MAGRPOConfig, {"top_k": 50}, "leave out `top_p`, `top_k`"),
+        (MAGRPOConfig, {"top_p": 0.9}, "sample with `temperature` alone"),
+        (MAGRPOConfig, {"top_k": 50}, "sample with `temperature` alone"),
+        (MAGRPOConfig, {"generation_kwargs": {"typical_p": 0.3}}, "sample with `temperature` alone"),
     ],
 )
 def test_what_is_refused(tmp_path, config, settings, message):

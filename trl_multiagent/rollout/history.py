@@ -222,6 +222,8 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any
     template = tokenizer.get_chat_template()
     asked, answered = ("user", ""), ("assistant", CONTENT)
     takes_results = CONTENT in probe(template, asked, answered, ("tool", CONTENT)).replace(CONTENT, "", 1)
+    if all(message["role"] != "user" for message in messages):  # Qwen3.5's template demands one
+        takes_results &= CONTENT in probe(template, ("tool", CONTENT))
     messages, result = [*messages], -1  # the place of the next result that the template takes
     for k, message in enumerate(messages):
         if isinstance(calls := message.get("tool_calls"), str):

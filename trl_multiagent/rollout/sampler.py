@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
@@ -140,12 +139,11 @@ class TransformersGenerator:
         Samples the completions of some agents, see [`~models.generation.generate_groups`]. Nodes with the same prompt
         read it once.
         """
-        given, tokenizers = self.arguments.get("eos_token_id"), self.team.tokenizers
-        ends = [self.team.end_tokens(role) if given is None else np.atleast_1d(given).tolist() for role in roles]
+        ends, tokenizers = [self.team.end_tokens(role) for role in roles], self.team.tokenizers
         arguments = {
+            **self.arguments,
             "pad_token_id": tokenizers[roles[0]].pad_token_id,
             "eos_token_id": [token for ids in ends for token in ids],
-            **self.arguments,
         }
         stops = [(tokenizers[role], self.stop_strings.get(role, ())) for role in roles]
         seeds = [self.seeds(role, turn) for role in roles]

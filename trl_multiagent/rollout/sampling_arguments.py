@@ -9,6 +9,7 @@ from trl_multiagent.limits import similar_name
 
 # Arguments of `GenerationConfig` that would change the inputs or outputs of `generate`, and the alternatives
 REFUSED = {
+    "eos_token_id": "set the tokenizer's `eos_token`, or `stop_strings`",
     "min_length": "it would count a batch's padding; set `min_new_tokens`",
     "num_return_sequences": "pass an item several times for several episodes",
     "return_dict_in_generate": "episodes contain texts only",
@@ -43,7 +44,7 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         value = generation_kwargs.get(name)
         if value is not None and not (isinstance(value, int | float) and minimum <= value <= maximum):
             raise ValueError(f"`{name}` is {value!r}; it must be a number from {minimum} to {maximum}.")
-    arguments = {**DEFAULTS, **generation_kwargs}
+    arguments = {**DEFAULTS, **{name: value for name, value in generation_kwargs.items() if value is not None}}
     if generation_kwargs.get("temperature") == 0:
         if generation_kwargs.get("do_sample"):
             raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")

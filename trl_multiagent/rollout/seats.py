@@ -112,7 +112,8 @@ class EndpointSeat(Seat):
             with_call(whole_prompt(role, x.history if call.memory else (), x.prompts[role], as_chat=True), call)
             for x, call in zip(branches, calls, strict=True)
         ]
-        seeds = [f"{self.seed}/{role}/{training_step()}/{item_id(branch.item)}" for branch in branches]
+        place = f"{self.seed}/{role}/{training_step()}"
+        seeds = [f"{place}/{item_id(x.item)}/{len(x.history)}" for x in branches]
         answers = ask_endpoint(self.client, prompts, seeds, f"The model that plays {role!r}")
         return [ended(text, call.stop) for text, call in zip(answers, calls, strict=True)]
 

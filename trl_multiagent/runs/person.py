@@ -101,6 +101,7 @@ def choose_seats(
             seed=config.seed,
             use_chat_template=config.use_chat_template,
             history_options=config.history_options,
+            stop_strings=config.stop_strings,
             **sampling_of(config, evaluation.max_completion_length),
         )
 

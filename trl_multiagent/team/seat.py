@@ -32,6 +32,7 @@ class TeamSeat(Seat):
         loader ([`TeamLoader`], *optional*): Loads the team.
         token_budget, seed (*optional*): See [`~rollout.sampler.TransformersGenerator`].
         use_chat_template, history_options (*optional*): See [`~rollout.sampler.TeamSampler`].
+        stop_strings (`Mapping[str, Sequence[str]]`, *optional*): Strings that end an answer, by the agent.
         **sampling: Settings of the sampling as for [`AgentTeam.collaborate`], such as `max_new_tokens`.
     """
 
@@ -45,6 +46,7 @@ class TeamSeat(Seat):
         seed: int = 0,
         use_chat_template: bool | None = None,
         history_options: HistoryOptions = FULL_HISTORY,
+        stop_strings: Mapping[str, Sequence[str]] | None = None,
         **sampling: Any,
     ):
         team = str(team) if isinstance(team, Path) else team
@@ -66,7 +68,7 @@ class TeamSeat(Seat):
                     f"`seats.{role}`: {team} has the roles {', '.join(loaded.roles)}, not {member!r}."
                 )
             loaded.requires_grad_(False).eval()
-            generator = TransformersGenerator(loaded, sampling_arguments(sampling), token_budget, seed=seed)
+            generator = TransformersGenerator(loaded, sampling_arguments(sampling), token_budget, stop_strings, seed)
             return TeamSampler(loaded, generator, use_chat_template, history_options)
 
         self.load = load

@@ -48,8 +48,10 @@ def check_ahead(args: Any) -> None:
         problem = "several processes ask a vLLM server together, which they cannot do during an update"
     elif args.world_size > 1 and args.zero_stage == 3:
         problem = "under ZeRO-3, processes gather weights together to sample, which they cannot do during an update"
-    elif not args.use_vllm and (args.top_p < 1 or args.top_k or args.min_p or args.repetition_penalty != 1):
-        problem = "the ratio of the policies is of all tokens: leave out `top_p`, `top_k`, `min_p` and the penalty"
+    elif not args.use_vllm and (
+        args.top_p < 1 or args.top_k or args.min_p or args.repetition_penalty != 1 or args.generation_kwargs
+    ):
+        problem = "the ratio of the policies is of all tokens: sample with `temperature` alone"
     if problem is not None:
         raise ValueError(f"`rollouts_ahead` is 1, but {problem}. Or set `rollouts_ahead` to 0.")
 
