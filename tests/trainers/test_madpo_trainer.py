@@ -9,6 +9,8 @@ from pairs import pair_config, pair_trainer, pairs
 from transformers.utils import logging
 
 from trl_multiagent import AgentTeam, JointRewardConfig, JointRewardTrainer, MADPOConfig, MADPOTrainer
+from trl_multiagent.environments import role_reward
+from trl_multiagent.environments.base import scoring_context
 
 from pages import read_page
 from tiny import FORMS, team_of, tiny_environment, tiny_items, tiny_team
@@ -95,6 +97,24 @@ def test_evaluation_on_preferences_and_in_the_environment(tmp_path):
     for text in ("MADPO", "`beta` | 0.1", "preference pairs | 12", "env steps | 24", "FunctionEnvironment", "madpo"):
         assert text in card, text
     assert "None" not in card.replace("`loss_weights` | None", "")
+
+
+def test_reward_functions_of_an_evaluation_get_what_those_of_a_training_get(tmp_path):
+    seen = []
+
+    def reward(completions, log_metric, trainer_state, **columns):
+        seen.append((completions[0][0]["role"], trainer_state.global_step))
+        log_metric("mine", 3.0)
+        return [1.0] * len(completions)
+
+    environment = tiny_environment(reward=role_reward("main", reward))
+    asked, next_prompts = [], environment.next_prompts
+    environment.next_prompts = lambda *args: asked.append(scoring_context().trainer_state) or next_prompts(*args)
+    team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    trainer = pair_trainer(tmp_path, team, environment=environment, eval_dataset=tiny_items(3))
+    asked.clear()
+    assert [value for name, value in trainer.evaluate().items() if "mine" in name] == [3.0]
+    assert seen[0] == ("assistant", 0) and asked[0] is trainer.state
 
 
 def test_the_best_model_has_the_lowest_loss_by_default(tmp_path):

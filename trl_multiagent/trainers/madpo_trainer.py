@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from trl import DPOTrainer
 from trl.data_utils import _tokenize, common_prefix_length
 from trl.trainer.utils import FusedCausalLMOutput
 
-from trl_multiagent.environments.base import Environment
+from trl_multiagent.environments.base import Environment, ScoringContext, scoring
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.limits import explained
 from trl_multiagent.models.chat_markers import CONTENT
@@ -38,7 +39,7 @@ from trl_multiagent.preferences.rows import (
 from trl_multiagent.rollout.history import tokenize_prompts, uses_chat_template
 from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.sampling_arguments import sampling_of
-from trl_multiagent.rollout.tree import Samples, Trees, play_episodes
+from trl_multiagent.rollout.tree import Samples, Trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import AgentTensors, Row, agent_tensors, forward_inputs
 from trl_multiagent.trainers.base.checkpoints import describe_run
@@ -367,15 +368,22 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(inputs, list):
-            add_task_metrics(self, "eval", self._play_evaluation(inputs))
+            add_task_metrics(self, "eval", self._play_evaluation(inputs), self._reported)
             return None, None, None
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
-        turns, numbers = self.args.num_turns, range(first, first + len(items))
-        with temporarily_set(self.sampler, stream=stream):
+        context: Any = {"trainer_state": self.state, "chat_roles": self.sampler.chat_roles, "metrics": {}}
+        self._reported = context["metrics"]  # what reward functions log
+        with temporarily_set(self.sampler, stream=stream), scoring(ScoringContext(**context)):
             return play_episodes(
-                items, self.environment, self.sampler, num_turns=turns, num_episodes=num_episodes, numbers=numbers
+                items,
+                self.environment,
+                self.sampler,
+                partial(judge_nodes, self.environment, evaluation=True, **context),
+                num_turns=self.args.num_turns,
+                num_episodes=num_episodes,
+                numbers=range(first, first + len(items)),
             )
 
     # Metrics
