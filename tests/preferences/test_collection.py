@@ -10,7 +10,9 @@ import pytest
 import torch
 from datasets import Dataset, load_from_disk
 
-from trl_multiagent import FunctionEnvironment
+from trl_multiagent import FunctionEnvironment, workflow
+from trl_multiagent.environments import role_reward
+from trl_multiagent.environments.base import scoring_metrics
 from trl_multiagent.environments.task_errors import TaskError
 from trl_multiagent.folders import locked
 from trl_multiagent.preferences import PreferenceConfig, collect_preferences, load_preferences
@@ -297,6 +299,39 @@ def test_messages_with_other_keys_and_texts_in_between(tmp_path):
     assert {json.dumps(prompt) for prompt in preferences["aux_prompt"]} == {
         '[{"role": "user", "content": "Help < eos>:"}]'  # as the agent read it
     }
+
+
+def test_reward_functions_get_chat_messages_as_in_a_training_and_counts_end_with_the_collection(tmp_path):
+    scored = []
+
+    def of_trl(prompts, completions, **columns):
+        scored.extend(completions)
+        return [
+            float(len(prompt[-1]["content"] + reply[0]["content"]))
+            for prompt, reply in zip(prompts, completions, strict=True)
+        ]
+
+    environment = tiny_environment(reward=role_reward("main", of_trl))
+
+    def metrics():
+        number = len(scored)
+        scored.clear()
+        return {"scored": number}
+
+    environment.metrics = metrics
+    team = tiny_team(chat_template="{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    assert len(collect(tmp_path, team, environment, tiny_items(2))) > 0
+    assert scoring_metrics(environment) == {"scored": 0.0}  # a training logs its own
+
+
+def test_ranks_among_the_answers_of_one_policy_are_not_compared_with_those_of_another(tmp_path):
+    @workflow(roles=("solo",), group_reward=lambda item, episodes: [float(k) for k in range(len(episodes))])
+    async def ranked(item, agents):
+        return float(len(await agents.solo(item["x"])))
+
+    with pytest.raises(ValueError, match="`group_reward` compares the answers of one policy"):
+        collect(tmp_path, tiny_team(("solo",)), ranked, comparator_policy="current")
+    assert len(collect(tmp_path, tiny_team(("solo",)), ranked, tiny_items(2))) > 0
 
 
 def test_arguments_that_do_not_fit(tmp_path):

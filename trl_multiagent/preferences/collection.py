@@ -26,7 +26,7 @@ from transformers import set_seed
 from transformers.utils import logging
 
 from trl_multiagent.console import markdown_table
-from trl_multiagent.environments.base import Environment, check_all_act, describe_environment
+from trl_multiagent.environments.base import Environment, check_all_act, describe_environment, scoring_metrics
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
@@ -146,9 +146,9 @@ def collect_preferences(
         `datasets.Dataset`: The preferences, see [`~trl_multiagent.preferences.rows`] for the columns.
 
     Raises:
-        TypeError: `dataset` is not a `datasets.Dataset`. ValueError: the roles differ, the weights are sharded, the
-        folder holds another collection, or another program is writing to it. TaskError: the environment failed, see
-        [`~environments.base.judge`]. UnavailableError: the endpoint of a comparator gives no answers.
+        TypeError: `dataset` is not a `datasets.Dataset`. ValueError: the roles differ, the weights are sharded, a
+        `group_reward` has a comparator, the folder is of another collection or in use. TaskError: the environment
+        failed, see [`~environments.base.judge`]. UnavailableError: the endpoint of a comparator gives no answers.
     """
     check_dataset("dataset", dataset)
     if len(dataset) == 0:
@@ -158,6 +158,10 @@ def collect_preferences(
         raise ValueError("The team is sharded (ZeRO-3), so it cannot sample: save it, and load it from its folder.")
     state = start_processes()
     comparator = comparator or make_comparator(team, config, round)
+    if comparator and getattr(environment.unwrapped, "group_reward", None):
+        raise ValueError(
+            "`group_reward` compares the answers of one policy, not those of two: leave the comparator out."
+        )
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete():
         with collection.stage.open():
@@ -263,6 +267,7 @@ class _Collection:
             for record, other, node in zip(records, others, nodes, strict=True):
                 record["tokens"] += num_tokens(other)
                 record["comparator"] = answers_of(other, node, comparator.name)
+        scoring_metrics(self.environment)  # resets the environment's counts
         state = self.environment.state_dict()
         if state:
             with replacing(self.folder / STATE_FILE.format(number)) as file:
@@ -278,7 +283,7 @@ class _Collection:
                 items,
                 self.environment,
                 sample,
-                lambda nodes: judge_nodes(self.environment, nodes),
+                lambda nodes: judge_nodes(self.environment, nodes, chat_roles=self.sampler.chat_roles),
                 num_turns=1,
                 num_generations=num_candidates,
                 process_reward=self.config.process_reward,
