@@ -21,7 +21,7 @@ from trl_multiagent.runs import rounds
 from trl_multiagent.runs.run import read_settings, run_recipe
 from trl_multiagent.settings.read import ConfigError
 
-from tiny import same_teams, tiny_task
+from tiny import same_teams, tiny_environment, tiny_items, tiny_task, tiny_team
 
 
 PEER_CONFIGS = Path(__file__).with_name("peer_configs")
@@ -87,6 +87,30 @@ def test_rewards_of_the_model_are_not_processed_unless_the_section_says_so():
     assert (run.prepared.training_args.reward_scale, run.prepared.training_args.reward_shift) == (1, 0)
     args = phases(*shift, "--process_model_reward").prepared.training_args
     assert (args.reward_scale, args.reward_shift) == (2, -4)
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_scores_of_the_model_that_make_pairs_are_not_processed_either(tmp_path, monkeypatch, process):
+    argv = ["--model_name", "m", "--output_dir", str(tmp_path), "--preference_scoring_reward", "reward_model"]
+    argv += ["--override", "reward_processor.scale_factor=-1", *["--process_model_reward"] * process]
+    run = rounds.PreferenceRun(read_settings("marlhf_iter", TASK, argv, "marlhf"))
+    run.environment, run.items, run.roles = tiny_environment(), tiny_items(2), ("aux", "main")
+    monkeypatch.setattr(rounds, "with_reward_of", lambda *args, **kwargs: run.environment)
+    monkeypatch.setattr(type(run.prepared), "load_team", lambda *args: tiny_team())
+    found = []
+    monkeypatch.setattr(rounds, "collect_preferences", lambda *args, round: found.append(args[-1].reward_scale))
+    monkeypatch.setattr(rounds, "read_json", lambda path: {"numbers": {}})
+    for number in (0, 1):
+        rounds.sample_pairs(rounds.Round(run, number, [], {}), tmp_path)
+    assert found == [-1, -1 if process else 1]
+
+
+def test_the_model_that_a_reward_model_starts_from_has_the_revision_of_the_agents():
+    at = ("--override", "agent_model.revision=v2")
+    assert phases(*at).reward_args.model_init_kwargs == {"revision": "v2"}
+    assert not phases(*at, "marlhf.reward_model_name=n").reward_args.model_init_kwargs
+    own = phases(*at, "marlhf.reward_training={model_init_kwargs: {revision: v3}}")
+    assert own.reward_args.model_init_kwargs == {"revision": "v3"}
 
 
 def test_settings_are_those_of_the_trainer_that_is_chosen():

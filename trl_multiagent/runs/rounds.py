@@ -260,12 +260,12 @@ class PreferenceRun:
         self.num_rounds: int = arguments["num_iterations"] if self.in_rounds else 1
         self.num_items: int | None = arguments.get("preference_num_items")  # of a collection; all by default
         self.preference_dataset: str | None = arguments.get("preference_dataset")
-        processed = {}
+        self.processed: Any = {}  # how the scores of a reward model are processed, if not as rewards of the task
         if learn_reward in self.stages:
             self.reward = reward = settings.part(RewardSettings)
             self.trained_with = reward.rl_algorithm
             if not reward.process_model_reward:
-                processed = {"reward_scale": 1.0, "reward_shift": 0.0}
+                self.processed = {"reward_scale": 1.0, "reward_shift": 0.0}
         if extras.resume_from_checkpoint is True:  # an early stage has no checkpoint yet
             extras.resume_from_checkpoint = AUTO
         if self.in_rounds and extras.resume_from_checkpoint not in (None, False, AUTO):
@@ -275,7 +275,7 @@ class PreferenceRun:
         if self.in_rounds and self.preference_dataset:
             raise ConfigError(f"`{algorithm}.preference_dataset`: every round collects its preferences. Remove it.")
         self.state = start_processes()
-        self.args = args = make_training_args(settings, self.trained_with, **processed)
+        self.args = args = make_training_args(settings, self.trained_with, **self.processed)
         self.prepared = run = prepare_run(settings, args)
         changes = {
             "disable_tqdm": args.disable_tqdm,
@@ -340,6 +340,7 @@ def sample_pairs(now: Round, folder: Path) -> tuple[Dataset, dict[str, Any]]:
     config = replace(run.preferences, output_dir=str(folder), comparator_model_name=comparator)
     environment, items = run.environment, first_rows(run.items, run.num_items)
     if now.number > 0 and prepared.arguments.get("preference_scoring_reward") == "reward_model":
+        config = replace(config, **run.processed)
         environment = with_reward_of(run, now.number - 1, score_task=False)
     with without_sharding(run.args):
         team = prepared.load_team(run.roles, now.source)
@@ -503,6 +504,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
         "trust_remote_code": settings.agent_model.trust_remote_code,
+        "model_init_kwargs": None if reward.reward_model_name else settings.agent_model.given("revision"),
         "logging_steps": 10,
         **{name: getattr(args, name) for name in SHARED},
         **more,
