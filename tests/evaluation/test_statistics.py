@@ -148,6 +148,19 @@ def test_numbers_of_transcripts_by_hand():
     assert compute_result(policy(), records, 2, config).column("pass@1") is None
 
 
+def test_an_answer_without_a_reward_leaves_the_pass_rate_of_the_others():
+    records = [record(0, k, [1], [1]) for k in range(3)] + [record(0, 3, [float("nan")], [0])]
+    for each in records[:3]:
+        each["turns"][0]["metrics"]["reward_none"] = 0.0
+    records[3]["turns"][0]["metrics"] = {"reward_none": 1.0}
+    config = EvaluationConfig(num_episodes=4, k=[1, 4])
+    result = compute_result(policy(), records, 1, config)
+    assert result.column("pass@1") == result.column("passed") == [1.0] and result.column("pass@4") is None
+    records[3]["turns"][0]["metrics"]["passed"] = 0.0
+    result = compute_result(policy(), records, 1, config)
+    assert result.column("pass@1") == result.column("passed") == [0.75] and result.column("pass@4") == [1.0]
+
+
 def test_one_waits_for_all_agents_of_a_pipeline():
     turns = [{"tokens": {"aux": 3, "main": 5}, "prompt_tokens": {"aux": 1, "main": 1}}] * 2
     records = [{"turns": turns, "timing": {"batch_seconds": 1.0, "batch_episodes": 1}}]
@@ -232,6 +245,26 @@ def test_a_difference_that_all_items_have_is_shown():
     assert "no difference shown" in shown([-1.0, 0.5, 1.0], UNKNOWN)
     # Four of 33 items got better. Student's interval shows it, the one that assumes nothing does not
     assert shown([1.0] * 5 + [0.0] * 28, [(-1, 1)]).endswith("] only t excludes 0")
+
+
+def test_a_comparison_without_a_common_item_has_no_number():
+    config, costs = EvaluationConfig(num_bootstraps=100), {"episodes": 2, **dict.fromkeys(COSTS, 1)}
+
+    def result(name, kind, values, mix=()):
+        values = {("final", "return"): np.zeros(2), ("final", "pass@1"): np.array(values)}
+        played = Result(policy(name, kind, mix=mix), values, costs, {}, {}, ())
+        played.policy.environment.roles = ("aux", "main")
+        return played
+
+    one, other = [np.nan, 1.0], [0.0, np.nan]
+    report = Report(config, [result("team", "team", one), result("base", "baseline", other)], 2)
+    assert "nan" not in report.table() and report.to_json()["differences"]["base"]["final"]["pass@1"]["mean"] is None
+    played = mixes(2, ("aux", "main"))
+    kinds = ["team" if len(set(mix)) == 1 else "pair" for mix in played]
+    values = [one if mix[0] else other for mix in played]
+    report = Report(config, [*map(result, map(str, played), kinds, values, played)], 2)
+    assert "nan" not in report.table()
+    assert report.to_json()["cross_play"]["pass@1"]["matrices"] == {"aux": [[None] * 2] * 2}
 
 
 @pytest.mark.parametrize("num_items", [6, 33, 200])

@@ -127,7 +127,7 @@ def bounded_intervals(
     is_there = ~np.isnan(values)
     filled = np.where(is_there, values, 0.0)
     generator = np.random.default_rng(seed)
-    size = max(1, 2**22 // len(values))  # draws at a time, which bounds the memory
+    size = 1 + 2**22 // (1 + len(values))  # draws at a time, which bounds the memory
     drawn = []
     for start in range(0, num_draws, size):
         weights = generator.standard_exponential((min(size, num_draws - start), len(values) + 1))
@@ -279,7 +279,8 @@ def item_values(episodes: list[Records], config: EvaluationConfig) -> dict[tuple
         for suffix, role in roles.items():
             values[number, f"reward{suffix}"] = mean_of_known([role_reward(turn, role) for turn in turns])
         metrics = [turn["metrics"] for turn in turns]
-        passes = [x.get(config.pass_metric) for x in metrics]
+        # An answer that was dropped and has the metric counts, as in the metric's mean
+        passes = [x.get(config.pass_metric) for x in metrics if config.pass_metric in x or not x.get("reward_none")]
         if None not in passes:
             passed = sum(x >= 1.0 for x in passes)
             at = [k for k in config.pass_at if k <= len(passes)]

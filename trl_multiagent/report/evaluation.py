@@ -20,6 +20,7 @@ from trl_multiagent.evaluation.statistics import (
     Numbers,
     Result,
     estimates,
+    nan_mean,
     numbers_of,
     smallest_difference,
 )
@@ -224,7 +225,7 @@ def percent_of_maximum(result: Result, numbers: Numbers) -> dict[str, float]:
 
 def show(estimate: Estimate | None, name: str) -> str:
     """Formats a number and its interval, if it has one; rates as percentages."""
-    if estimate is None:
+    if estimate is None or math.isnan(estimate.mean):
         return "-"
     form = form_of(name)
     return f"{estimate.mean:{form}}{brackets(estimate.low, estimate.high, form)}"
@@ -333,5 +334,5 @@ def summarize_cross_play(
         [(low, high), (low, high), (low - high, high - low)],
         config,
     )
-    matrices = {role: values[k].mean(axis=2).tolist() for k, role in enumerate(roles_to_vary(roles))}
+    matrices = {role: nan_mean(values[k], axis=2).tolist() for k, role in enumerate(roles_to_vary(roles))}
     return CrossPlay(matrices, diagonal, rest, difference)
