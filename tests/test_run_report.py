@@ -239,6 +239,24 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_a_group(tmp_path, monkey
     assert read_page(tmp_path / "low" / "report.html")["groups"] == ["processes 1", "processes 2"]
 
 
+@pytest.mark.parametrize("command", [False, True])
+def test_seeds_with_preferences_or_reward_models_of_their_own_are_a_group(tmp_path, command):
+    for name, facts in (
+        ("data", {"dataset": "{} items with aux_chosen, aux_prompt, chosen_by, digest {}"}),
+        ("reward", {"environment": "ModelRewardEnvironment(Task(version='1',\n), version='{}{}')"}),
+    ):
+        for seed in range(2):
+            run = tmp_path / name / f"seed_{seed}"
+            write_run(run, seed, (1.0, 2.0))
+            own = json.loads((run / "run.json").read_text())
+            own |= {key: text.format(8 + seed, f"a{seed}") for key, text in facts.items()}
+            (run / "run.json").write_text(json.dumps(own))
+            if command:  # otherwise, only the data may distinguish runs
+                (run / "config.yaml").write_text(f"seed: {seed}\n")
+        cli.main(["report", str(tmp_path / name)])
+        assert len(read_page(tmp_path / name / "report.html")["groups"]) == 2 - command
+
+
 def test_traces_keep_texts_and_numbers(tmp_path):
     rows = [{"item": "007", "step": 1, "completion/a": "12", "extra/note": "2026-01-01", "extra/only": "5"}]
     rows.append({"item": "8", "step": 1, "completion/a": "true", "extra/note": None, "extra/mixed": 3})

@@ -32,6 +32,8 @@ MAX_TEXT = 20_000  # characters of one text
 # Settings and sections in which the runs of a group may differ
 OF_ONE_RUN = {"seed", "data_seed", "output_dir", "run_name", "resume_from_checkpoint", "resume_changes"}
 OWN_SECTIONS = {"output", "wandb"}
+# What a run makes itself, and so depends on its seed: its preferences and its reward model
+OWN_DATA = re.compile(r"(?s)^\d* ?((items with .*_chosen|ModelRewardEnvironment).*), (digest|version=).*")
 OWN_NAMES = ("algorithm", "roles", "models")  # settings that are shown without their name
 SECRET_NAME = r"(?:(?<!bos_|eos_|pad_|unk_)(?<!_per_)(?<!\bper_)token|api[_-]?key|passw(?:or)?d|secret|authorization)"
 # `name=value`, `name: value` and `--name value` in a text, where a place for a value, as in prompts, is no secret
@@ -75,7 +77,11 @@ class RunFiles:
         return {
             "roles": " + ".join(facts["agents"]),
             "models": ", ".join(dict.fromkeys(filter(None, facts["agents"].values()))),
-            **{name: facts[name] for name in ("algorithm", "environment", "dataset")},
+            # Without a configuration, the data may be all that distinguishes two runs
+            **{
+                name: OWN_DATA.sub(r"\1", facts[name]) if self.settings else facts[name]
+                for name in ("algorithm", "environment", "dataset")
+            },
             "processes": facts["machine"].split(" ")[0],
             **{
                 name: x
