@@ -13,7 +13,7 @@ from evaluated import TASK, evaluate
 from trl_multiagent import AgentTeam, workflow
 from trl_multiagent.evaluation.config import EvaluationConfig
 from trl_multiagent.evaluation.statistics import FINAL, Result, numbers_of
-from trl_multiagent.runs.evaluation import StopWhenSpent, message_policies
+from trl_multiagent.runs.evaluation import StopWhenSpent, message_policies, mixed_policies
 from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.settings.read import ConfigError
 
@@ -240,6 +240,12 @@ def test_differences_of_pairs_are_resampled_together():
     teams, others = zip(*pairs, strict=True)
     estimate = numbers_of(teams, config, others)[FINAL]["return"]
     assert estimate.mean == pytest.approx(1.0) and 0 < estimate.high - estimate.low < 1e-4
+
+
+def test_a_cross_play_needs_several_roles():
+    teams = SimpleNamespace(teams=[SimpleNamespace(name=x, location=x) for x in "ab"], max_completion_length=6)
+    with pytest.raises(ConfigError, match="A cross-play needs several roles"):
+        mixed_policies(teams, SimpleNamespace(roles=("solo",)))
 
 
 def test_messages_are_not_ablated_beside_seats():

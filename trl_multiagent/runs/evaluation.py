@@ -380,8 +380,10 @@ def mixer(evaluation: Evaluation, roles: Sequence[str]) -> Callable[[Mapping[str
 
 
 def mixed_policies(evaluation: Evaluation, environment: Environment) -> list[Policy]:
-    """Makes the teams of a cross-play. Every agent is loaded once."""
+    """Makes the teams of a cross-play. Every agent is loaded once. Raises `ConfigError` if the task has one role."""
     teams, roles = evaluation.teams, environment.roles
+    if len(roles) == 1:
+        raise ConfigError("A cross-play needs several roles: `trl-multiagent evaluate` compares single agents.")
     mix, policies = mixer(evaluation, roles), []
     for runs in mixes(len(teams), roles):
         trained_together = len(set(runs)) == 1
