@@ -279,6 +279,27 @@ def test_an_evaluation_says_that_episodes_without_a_reward_are_left_out():
     assert "left out" not in text(0.0)
 
 
+def test_an_evaluation_shows_texts_of_settings_and_nothing_for_numbers_that_are_not_known():
+    nothing = dict.fromkeys(("mean", "low", "high", "t_low", "t_high"))
+    team = {"kind": "team", "results": {"final": {"pass@1": nothing}}, "cost_per_episode": {}}
+    settings = {"num_episodes": 1, "confidence": 0.95, "stop_strings": {"aux": ["."]}}
+    found = {"matrices": {"aux": [[None, 1.0], [0.5, None]]}, "diagonal": nothing, "off_diagonal": nothing}
+    evaluation = {"items": 2, "settings": settings, "policies": {"team": team}}
+    evaluation |= {"cross_play": {"pass@1": found, "runs": ["a", "b"]}}
+    sections, _, _, errors = shown({"evaluation": evaluation})
+    assert errors == [] and "0.0%" not in sections["Evaluation"] and "0.500" in sections["Evaluation"]
+    assert '{"aux":["."]}' in sections["Evaluation"] and "object Object" not in sections["Evaluation"]
+
+
+def test_the_page_of_preferences_names_its_steps_and_has_each_chart_once():
+    metrics = {"eval_accuracy": [{"step": [1, 2], "mean": [0.0, 1.0]}]}
+    facts = {"step": 2, "max_steps": 2, "finished": True, "agents": {"aux": "m"}, "started": "2026-01-01T10:00:00"}
+    facts |= {"env_step": 8, "settings": {}, "versions": {}, "algorithm": "MADPO"}
+    sections, _, _, errors = shown({"table": [["metric"]], "facts": facts, "metrics": metrics})
+    assert errors == [] and sections["Learning"].count("accuracy") == 1
+    assert "Env steps 8" in sections["Summary"] and "joint actions" not in sections["Summary"]
+
+
 def test_a_run_whose_return_never_changes_shows_what_was_learnt():
     metrics = {"return": [{"step": [1, 2], "mean": [0.0, 0.0]}]}
     lone, *_ = shown({"metrics": metrics})

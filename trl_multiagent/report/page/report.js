@@ -160,7 +160,7 @@ function estimates(part) {
   });
   const cell = (estimate, k) => {
     const column = part.columns[k], named = {"data-name": column.name};
-    if (!estimate) return make("td", named, "–");
+    if (!estimate || estimate.mean === null) return make("td", named, "–");
     const brackets = (low, high) => ` [${format(low, column)}, ${format(high, column)}]`;
     const hasStudent = part.isDifference && (estimate.t_low ?? null) !== null && estimate.t_low !== estimate.low;
     const range = (estimate.low ?? null) === null ? "" : brackets(estimate.low, estimate.high) + (hasStudent ? `, t${brackets(estimate.t_low, estimate.t_high)}` : "");
@@ -183,7 +183,7 @@ function matrix(part) {
   return make("div", {}, make("h3", {}, part.title), make("div", {class: "scroll"}, make("table", {},
     make("thead", {}, make("tr", {}, make("th", {}, `${part.row} \\ ${part.column}`), part.names.map(name => make("th", {}, name)))),
     make("tbody", {}, part.values.map((row, k) => make("tr", {}, make("th", {}, part.names[k]),
-      row.map(value => { const td = make("td", {class: "heat"}, value.toFixed(3)); td.style.cssText = heat(value); return td; })))))));
+      row.map(value => { const td = make("td", {class: "heat"}, value === null ? "–" : value.toFixed(3)); td.style.cssText = heat(value); return td; })))))));
 }
 
 // Returns the tables of an evaluation's JSON file
@@ -220,7 +220,7 @@ function evaluationTables({settings, policies, over_teams: overTeams, ...content
     ...matrices.map(matrix),
     estimates({title: "Cost and latency of an episode", columns: Object.keys(costs).map(name => ({name})), rows: cost}),
     ...Object.entries(policies).filter(([, policy]) => policy.kind !== "pair").map(byTurn).map(estimates),
-    make("details", {}, make("summary", {}, "Settings"), table([["setting", "value"], ...Object.entries({...contents.dataset, ...settings}).filter(([, x]) => x !== null)])),
+    make("details", {}, make("summary", {}, "Settings"), table([["setting", "value"], ...Object.entries({...contents.dataset, ...settings}).filter(([, x]) => x !== null).map(([name, x]) => [name, text(x)])])),
   ];
 }
 
@@ -256,7 +256,7 @@ function summaryOf(data) {
   return facts ? [
     ["Step", stepOf(facts)], ["Agents", Object.entries(facts.agents).map(([role, name]) => name ? `${role}: ${name}` : role).join(", ")],
     ["Task", facts.task], ["Data", facts.dataset], ["Started", facts.started.slice(0, 16).replace("T", " ")],
-    ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], ["Scored joint actions", total("env_step")], ["Tokens", total("num_tokens")], ["Machine", facts.machine],
+    ["Training time", facts.train_runtime && `${show(Math.round(facts.train_runtime))} s`], [facts.algorithm === "MADPO" ? "Env steps" : "Scored joint actions", total("env_step")], ["Tokens", total("num_tokens")], ["Machine", facts.machine],
   ].filter(([, value]) => value) : [];
 }
 const stepOf = run => `${run.step} of ${run.max_steps}, ${run.finished ? "finished" : "not finished"}`;
@@ -299,7 +299,7 @@ function page(data) {
   const note = "A line is the mean of the runs of a group, its band reaches from the lowest to the highest of them. Differences have Welch's 95% intervals over runs where both groups have several.";
   // A return that never changes, as in a zero-sum game, has no chart
   const main = mainChart(charts), hasExample = Boolean(data.example?.trees.length), smooth = {checked: true, addEventListener() {}};
-  const first = main || hasExample ? [main, ownChart(charts)].filter(chart => chart) : [];
+  const first = main || hasExample ? [...new Set([main, ownChart(charts)])].filter(chart => chart) : [];
   if (main || hasExample) section("Learning", () => [hasExample ? learnt(data.example) : null, make("div", {class: "learning"}, first.map(chart => chartBox(chart, smooth, 300)))]);
   if (data.table) section("Summary", () => [
     make("dl", {class: "facts"}, summaryOf(data).flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)])),
