@@ -15,7 +15,6 @@ from trl_multiagent.code.sandbox import sandbox
 from trl_multiagent.environments.task import Task
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.limits import Setting
-from trl_multiagent.rollout.options import HistoryOptions
 from trl_multiagent.runs import run as runs_run
 from trl_multiagent.runs.plan import num_evaluations, print_plan, rollout_lines
 from trl_multiagent.runs.prepared import prepare_run
@@ -253,7 +252,9 @@ def test_options_of_the_history_have_three_spellings(parse, spelling, algorithm)
     given = {"original_prompt": False, "previous_responses": True, "previous_prompts": False, "memory_mode": "last"}
     options = [spelling.format(name, algorithm=algorithm) + f"={value}" for name, value in given.items()]
     recipe = parse({algorithm: {"num_turns": 2}}, "--override", *options, algorithm=algorithm)
-    assert recipe.training_args.history_options == HistoryOptions("last", False, False, True)
+    args = recipe.training_args
+    shown = (args.memory_mode, args.original_prompt, args.previous_prompts, args.previous_response)
+    assert shown == ("last", False, False, True)
     assert recipe.stderr == ""
 
 

@@ -96,11 +96,6 @@ class EvaluationConfig(HistoryOptions):
             raise ValueError("`temperature` is 0, so all episodes of an item are the same: set `num_episodes` to 1.")
 
     @property
-    def history_options(self) -> HistoryOptions:
-        """The part of their past turns that the agents see."""
-        return HistoryOptions.of(self)
-
-    @property
     def discount_factor(self) -> float:
         return 1.0 if self.discount is None else self.discount
 

@@ -104,7 +104,7 @@ def _play_batches(
     """
     environment, num_turns, names = policy.environment, cast(int, config.num_turns), item_ids(dataset)
     generator = EpisodeGenerator(policy, loaded.team, config)
-    asked = (loaded.team, generator, config.use_chat_template, config.history_options)
+    asked = (loaded.team, generator, config.use_chat_template, config)
     sampler = PipelineSampler(environment, *asked) if policy.is_pipeline else TeamSampler(*asked)
     sampler.check_items([dataset[0]], environment, num_turns)
 

@@ -1,7 +1,6 @@
 """Options of sampling, and of the part of its past turns that an agent sees."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from trl_multiagent.limits import setting
 
@@ -32,7 +31,8 @@ class SamplingOptions:
 @dataclass
 class HistoryOptions:
     """
-    The part of its past turns that an agent sees. By default it sees all of its own prompts and responses.
+    The part of its past turns that an agent sees. By default it sees all of its own prompts and responses. The
+    settings of a training and of an evaluation are such options, too.
 
     Args:
         memory_mode (`str`, *optional*): `"full"` or `"memoryful"`: all past turns. `"last"`: the last one. The default
@@ -55,11 +55,6 @@ class HistoryOptions:
     previous_prompts: bool | None = setting()
     previous_response: bool | None = setting()
     max_history_length: int | None = setting(ge=0)
-
-    @classmethod
-    def of(cls, settings: Any) -> "HistoryOptions":
-        """Reads the options from the settings of a training or an evaluation."""
-        return cls(*(getattr(settings, field.name) for field in fields(cls)))
 
     def shown(self, num_turns: int, dropped: int = 0) -> list[tuple[bool, bool]]:
         """

@@ -100,7 +100,7 @@ def choose_seats(
             loader=make_loader(evaluation.settings),
             seed=config.seed,
             use_chat_template=config.use_chat_template,
-            history_options=config.history_options,
+            history_options=config,
             stop_strings=config.stop_strings,
             **sampling_of(config, evaluation.max_completion_length),
         )

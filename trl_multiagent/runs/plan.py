@@ -107,7 +107,7 @@ def first_prompts(
     Returns the token ids of each agent's first prompts for some items. Raises `UnavailableError` if a chat template
     refuses one.
     """
-    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args.history_options)
+    sampler = TeamSampler(team, cast(Any, None), args.use_chat_template, args)
     nodes = first_nodes(items, environment)
     return [[prompt.ids for prompt in sampler.prompts(role, acting(role, nodes))] for role in team.roles]
 

@@ -227,10 +227,6 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         return num_rows // (self.items_per_device * self.world_size) * self.num_iterations
 
     @property
-    def history_options(self) -> HistoryOptions:
-        return HistoryOptions.of(self)
-
-    @property
     def num_episodes(self) -> int | None:
         """The number of episodes per item; `None` for trees."""
         return self.num_generations if self.branching == "episodes" else None

@@ -141,7 +141,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self._fuse_heads("log_probs", "entropy", temperature=self.temperature)
         self._set_up_agents()
         self.generator = self._make_generator()
-        self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args.history_options)
+        self.sampler = TeamSampler(team, self.generator, args.use_chat_template, args)
         self._set_up_reference(reference, self.temperature)
         for items in (train_dataset, *eval_datasets(eval_dataset)):
             self.sampler.check_items([*items.take(1)], environment, args.num_turns)
