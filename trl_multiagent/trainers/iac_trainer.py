@@ -1,4 +1,4 @@
-from trl_multiagent.rollout.tree import Node, grouped
+from trl_multiagent.rollout.tree import Node
 from trl_multiagent.trainers.base.actor_critic_config import IACConfig
 from trl_multiagent.trainers.base.actor_critic_trainer import ActorCriticTrainer
 
@@ -34,6 +34,3 @@ class IACTrainer(ActorCriticTrainer):
         if backbone.shares_vocabulary:
             return ids
         return backbone.tokenizer(self.team.tokenizers[critic].decode(ids, skip_special_tokens=True))["input_ids"]
-
-    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
-        return [*grouped((completion, j) for j, completion in enumerate(node.completion_of(critic))).values()]

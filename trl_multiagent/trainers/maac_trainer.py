@@ -46,6 +46,3 @@ class MAACTrainer(ActorCriticTrainer):
                 completion = node.samples[role].texts[node.completion_of(role)[joint_action]]
                 answers.append(f"[{role} answers]\n{completion}")
         return self.critics.backbones[critic].tokenizer("\n\n".join(prompts + answers))["input_ids"]
-
-    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
-        return [[j] for j in range(len(node.indices))]

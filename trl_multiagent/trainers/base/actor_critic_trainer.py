@@ -18,7 +18,7 @@ from trl_multiagent.folders import CRITICS_FOLDER, read_json
 from trl_multiagent.jobs.distributed import fail_together
 from trl_multiagent.models.packing import can_pack, num_shared
 from trl_multiagent.models.pretrained import base_of, check_length
-from trl_multiagent.rollout.tree import Node, Trees, acting
+from trl_multiagent.rollout.tree import Node, Trees, acting, grouped
 from trl_multiagent.team.agent_team import AgentTeam, critic_key
 from trl_multiagent.team.critics import CRITICS_FILE, Critics, CriticSettings, Scale, make_critics
 from trl_multiagent.trainers.base.actor_critic_config import ActorCriticConfig
@@ -77,10 +77,6 @@ class ActorCriticTrainer(RolloutTrainer):
         Returns the tokens that a critic reads at a node, including the completions of a `joint_action` if one is
         given.
         """
-        raise NotImplementedError
-
-    def actions_by_text(self, critic: str, node: Node) -> list[list[int]]:
-        """Groups the joint actions of a node by the text that a critic of actions reads."""
         raise NotImplementedError
 
     # The critics as a part of the team
@@ -152,8 +148,14 @@ class ActorCriticTrainer(RolloutTrainer):
         rows, is_q = [], self.args.critic_type == "q"
         for node in chain(*turns):
             if critic in map(self.critic_of, node.roles):
-                for group in self.actions_by_text(critic, node) if is_q else [[*range(len(node.indices))]]:
-                    rows.append(CriticRow(node, group, self.critic_text(critic, node, group[0] if is_q else None)))
+                joint_actions = [*range(len(node.indices))]
+                # Joint actions with the same text are one row
+                texts = (
+                    grouped((tuple(self.critic_text(critic, node, j)), j) for j in joint_actions)
+                    if is_q
+                    else {tuple(self.critic_text(critic, node, None)): joint_actions}
+                )
+                rows += [CriticRow(node, own, [*ids]) for ids, own in texts.items()]
         longest = max((len(row.input_ids) for row in rows), default=0)
         model = base_of(self.critics.backbones[critic].model)
         check_length(f"A text of the critic {critic!r}", model, longest)
