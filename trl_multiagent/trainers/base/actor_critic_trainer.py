@@ -3,7 +3,7 @@ The base class of all trainers with critics, which are trained together with the
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from pathlib import Path
 from statistics import fmean, pvariance
@@ -227,22 +227,19 @@ class ActorCriticTrainer(RolloutTrainer):
             self._metrics["train"][f"{critic_key(name)}/{metric}"].append(number)
         self.critics.scales[name].update(mean, fmean(target * target for target in targets))
 
-    # Checkpoints: the scales of the critics, which DeepSpeed's files do not contain
-
-    def _process_state(self) -> dict[str, Any]:
-        scales = {name: asdict(scale) for name, scale in self.critics.scales.items()}
-        return super()._process_state() | {"critic_scales": scales}
+    # Checkpoints: the scales of the critics, which DeepSpeed does not load
 
     def _load_process_state(self, state: dict[str, Any]) -> None:
         super()._load_process_state(state)
-        self._load_scales(state["critic_scales"])
-
-    def _load_scales(self, scales: dict[str, dict[str, float]]) -> None:
-        self.critics.scales = {name: Scale(**scale) for name, scale in scales.items()}
+        self._load_scales(self._resumed)
 
     def _load_best_model(self) -> None:
         super()._load_best_model()
-        self._load_scales(read_json(Path(self.state.best_model_checkpoint, CRITICS_FOLDER, CRITICS_FILE))["scales"])
+        self._load_scales(self.state.best_model_checkpoint)
+
+    def _load_scales(self, checkpoint: Any) -> None:
+        scales = read_json(Path(checkpoint, CRITICS_FOLDER, CRITICS_FILE))["scales"]
+        self.critics.scales = {name: Scale(**scale) for name, scale in scales.items()}
 
     # The value loss
 
