@@ -8,7 +8,6 @@ from trl_multiagent.preferences.pairs import (
     Candidate,
     ReplayConfig,
     all_pairs,
-    distinct,
     matched_pairs,
     replay,
     replay_weights,
@@ -37,7 +36,7 @@ def test_all_pairs_of_different_rewards_in_the_order_of_the_candidates():
 def test_candidates_with_the_same_text_are_one():
     a, b, c, d = candidates(1.0, 2.0, 3.0, 4.0)
     again = Candidate(dict(reversed(a.texts.items())), 1.0)  # the order of the roles is no difference
-    assert distinct([a, b, again, a]) == [a, b]
+    assert names(all_pairs([a, b, again, a])) == ["ba"]
     noisy = Candidate(a.texts, 9.0)  # a reward that is not a function of the text: the first one counts
     assert names(all_pairs([a, noisy, b])) == ["ba"]
     half = Candidate({"aux": "a", "main": "other"}, 5.0)  # one role wrote the same

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trl_multiagent.limits import check_arguments, setting
+from trl_multiagent.rollout.tree import grouped
 
 
 # Rewards with a smaller difference count as equal, because 0.1 + 0.2 and 0.3 are different floating-point numbers
@@ -44,21 +45,13 @@ class Pair:
         return self.chosen.reward - self.rejected.reward
 
 
-def distinct(candidates: list[Candidate]) -> list[Candidate]:
-    """Drops candidates that have the same texts as an earlier one."""
-    first: dict[Any, Candidate] = {}
-    for candidate in candidates:
-        first.setdefault(candidate.key, candidate)
-    return list(first.values())
-
-
 def all_pairs(candidates: list[Candidate]) -> list[Pair]:
     """
     Returns every pair of different rewards, ordered by the position of the chosen and then of the rejected candidate.
     Candidates with the same text count once. A candidate in which every role is silent is never the chosen one.
     """
-    candidates = distinct(candidates)
-    return [Pair(one, other) for one in candidates for other in candidates if _can_be_chosen(one, other)]
+    distinct = [same[0] for same in grouped((candidate.key, candidate) for candidate in candidates).values()]
+    return [Pair(one, other) for one in distinct for other in distinct if _can_be_chosen(one, other)]
 
 
 def matched_pairs(candidates: list[Candidate], others: list[Candidate]) -> list[Pair]:
