@@ -327,10 +327,10 @@ class CheckpointMixin(Trainer):
         with fail_together(self.accelerator):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
-        # Nodes with folders of their own may hold different ones
-        check_agreement(self.accelerator, {**self._settings, "checkpoint": folder and Path(folder).name})
-        start = str(folder) if folder else None
-        self._resumed = Path(start) if start else None
+
+        self._resumed = Path(folder) if folder else None
+        # Nodes with folders of their own may hold different checkpoints
+        check_agreement(self.accelerator, {**self._settings, "checkpoint": self._resumed and self._resumed.name})
         if self._resumed is not None:
             with fail_together(self.accelerator):
                 self._check_checkpoint(self._resumed)
@@ -338,7 +338,7 @@ class CheckpointMixin(Trainer):
             remove_unfinished(self.args.output_dir)
         try:
             with ending_later():
-                return super().train(start, trial=trial, ignore_keys_for_eval=ignore_keys_for_eval)
+                return super().train(self._resumed and str(self._resumed), trial, ignore_keys_for_eval)
         except (Overdue, OverdueElsewhere):
             if self.state.global_step and self._may_stop and not self.control.should_evaluate:
                 self._stop()
@@ -359,9 +359,13 @@ class CheckpointMixin(Trainer):
                 raise OtherProcessError(f"{reason}. {self._last_complete()}") from error
             raise
         finally:
-            for callback in self.callback_handler.callbacks:
-                if isinstance(callback, RolloutCallback):
-                    callback.on_exit(self.args)
+            for callback in self.rollout_callbacks:
+                callback.on_exit(self.args)
+
+    @property
+    def rollout_callbacks(self) -> list[RolloutCallback]:
+        """The callbacks that read rollout trees."""
+        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, RolloutCallback)]
 
     def _last_complete(self) -> str:
         """Returns a sentence naming the last complete checkpoint."""

@@ -333,9 +333,8 @@ def check_out_of_memory(trainer: Any, error: Exception) -> None:
     """
     is_alone = trainer.accelerator.num_processes == 1
     can_wait = not trainer.is_deepspeed_enabled and (is_alone or not trainer._is_in_backward)
-    if "OutOfMemoryError" not in describe(error) or not (can_wait and trainer._is_between_batches()):
-        raise error
-    if not trainer.args.chooses_rows or most_rows(trainer) == 1:
+    can_repeat = can_wait and trainer._is_between_batches() and trainer.args.chooses_rows
+    if "OutOfMemoryError" not in describe(error) or not can_repeat or most_rows(trainer) == 1:
         raise error
 
 

@@ -34,7 +34,7 @@ from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
-from trl_multiagent.rollout.tree import ByRole, Node, RolloutCallback, Trees, grow_trees, judge_nodes, play_episodes
+from trl_multiagent.rollout.tree import ByRole, Node, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
     Advantages,
@@ -205,11 +205,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         for name, value in computed.sums.items():
             self.observer.sums[role, name] += value
         return computed.loss
-
-    @property
-    def rollout_callbacks(self) -> list[RolloutCallback]:
-        """The callbacks that read rollout trees."""
-        return [callback for callback in self.callback_handler.callbacks if isinstance(callback, RolloutCallback)]
 
     @property
     def _only_compares_rewards(self) -> bool:
