@@ -71,13 +71,3 @@ def expert_sums(
         sent = sent + (token_weights * chosen).sum(dim=0)  # a matrix product would be rounded under autocast
         probability = probability + (token_weights * probabilities).sum(dim=0)
     return torch.stack([sent, probability])
-
-
-def expert_load(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
-    """
-    Computes the factors of the experts' summed probabilities in the loss of a batch. `sent`: the total weight of the
-    tokens that the whole batch sent to each expert, of shape `(num_experts,)`. If the agent did not act, there are no
-    tokens and the factors are 0.
-    """
-    total = sent.sum() / experts_per_token
-    return len(sent) * sent / torch.where(total > 0, total, 1.0) ** 2

@@ -47,7 +47,7 @@ from trl_multiagent.trainers.base.failures import end_with_report
 from trl_multiagent.trainers.base.metrics import add_task_metrics
 from trl_multiagent.trainers.base.pair_means import PairMeansMixin
 from trl_multiagent.trainers.base.rollout_trainer import check_team
-from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator, router_loss_coefs
+from trl_multiagent.trainers.base.team_trainer import TeamTrainerMixin, TrainerGenerator
 from trl_multiagent.trainers.madpo_config import MADPOConfig
 
 
@@ -145,7 +145,7 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self.args, self.environment = args, environment
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
-        self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
+
         self.generator = TrainerGenerator(self, sampling_of(args, args.max_completion_length))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")

@@ -327,7 +327,6 @@ class CheckpointMixin(Trainer):
         with fail_together(self.accelerator):
             frozen = None if is_deepspeed_zero3_enabled() else checksum_of_weights(self._frozen_weights())
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
-
         self._resumed = Path(folder) if folder else None
         # Nodes with folders of their own may hold different checkpoints
         check_agreement(self.accelerator, {**self._settings, "checkpoint": self._resumed and self._resumed.name})

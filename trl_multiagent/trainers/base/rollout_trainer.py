@@ -54,7 +54,6 @@ from trl_multiagent.trainers.base.team_trainer import (
     TeamTrainerMixin,
     TrainerGenerator,
     eval_datasets,
-    router_loss_coefs,
 )
 
 
@@ -106,13 +105,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             team.chat_template_kwargs = {role: {**args.chat_template_kwargs} for role in team.roles}
         self.args = args
         self.observer = Observer(self)
-        self._router_loss_coefs = router_loss_coefs(team, args)
         if self._router_loss_coefs and args.num_iterations > 1:
             raise ValueError(
                 "`num_iterations` above 1 cannot be combined with a router loss: its expert load is computed once, "
                 "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
-        self._expert_loads = {}
+
         reference = self._make_reference() if args.beta != 0.0 else None
         from trl_multiagent.report.run_report import watchers
 

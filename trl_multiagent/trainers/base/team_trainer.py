@@ -228,6 +228,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 # As in TRL: under ZeRO-3, partly frozen layers need the reentrant implementation of checkpointing
                 kwargs = args.gradient_checkpointing_kwargs or {}
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
+        self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
 
     def _set_up_agents(self) -> None:
         """Checks the accelerator and adds callbacks. A subclass calls this after it initializes the TRL trainer."""
@@ -431,17 +432,16 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
         """
-        Computes the load of an agent's experts over the batch of all processes. `chunks` are the arguments of its
-        forwards.
+        Computes the factors of the experts' summed probabilities in an agent's router loss over the batch of all
+        processes. `chunks` are the arguments of its forwards. Without tokens, the factors are 0.
         """
         sent = 0.0
         with self._without_training():
             for inputs in chunks:
                 sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
-        from trl_multiagent.models.router_loss import expert_load
-
-        experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
-        return expert_load(self.accelerator.reduce(sent, "sum"), experts_per_token)
+        sent = self.accelerator.reduce(sent, "sum")
+        weight = sent.sum() / self.team.agents[role].config.get_text_config().num_experts_per_tok  # of all tokens
+        return len(sent) * sent / torch.where(weight > 0, weight, 1.0) ** 2
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
