@@ -49,12 +49,7 @@ def pass_at_k(num_episodes: int, num_passed: int, k: int) -> float:
         num_episodes (`int`): n, the number of sampled answers.
         num_passed (`int`): c, the number of answers that pass.
         k (`int`): Number of tries, at most n.
-
-    Raises:
-        ValueError: the numbers do not fit.
     """
-    if not (0 <= num_passed <= num_episodes and 1 <= k <= num_episodes):
-        raise ValueError(f"pass@{k} is not defined for {num_passed} of {num_episodes} answers that pass.")
     return 1.0 - math.comb(num_episodes - num_passed, k) / math.comb(num_episodes, k)
 
 
