@@ -81,18 +81,11 @@ def seal(folder: Path) -> None:
     write_json(folder / CHECKSUMS_FILE, _checksums(folder))
 
 
-def check_seal(folder: Path) -> None:
-    """Raises a `ValueError` if the files of a model in the cache are not as [`seal`] left them."""
-    path = folder / CHECKSUMS_FILE
-    if not path.is_file() or read_json(path) != _checksums(folder):
-        raise ValueError(f"{folder} was changed after it was built, or is damaged: remove it, and it is built again.")
-
-
 def build_once(folder: Path, build: Callable[[Path], Path]) -> None:
     """
     Builds a model in the cache, unless it is there. `build` gets an empty folder, and returns the model's folder in
-    it, which is moved when it is complete. Of several processes, one builds. Raises `ValueError` as [`open_cache`] and
-    [`check_seal`] do.
+    it, which is moved when it is complete. Of several processes, one builds. Raises `ValueError` as [`open_cache`]
+    does, and if the files of a model are not as [`seal`] left them.
     """
     import tempfile
 
@@ -108,7 +101,9 @@ def build_once(folder: Path, build: Callable[[Path], Path]) -> None:
                 built = build(Path(scratch))
                 seal(built)
                 built.rename(folder)
-    check_seal(folder)
+    path = folder / CHECKSUMS_FILE
+    if not path.is_file() or read_json(path) != _checksums(folder):
+        raise ValueError(f"{folder} was changed after it was built, or is damaged: remove it, and it is built again.")
 
 
 def _checksums(folder: Path) -> dict[str, str]:
