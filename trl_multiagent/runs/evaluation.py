@@ -506,7 +506,7 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | None) -> dict[
                 "The control needs a run of an algorithm that learns from rollouts; "
                 f"{team.run_config} has {algorithm or 'none'}."
             )
-        num_agents = len(team.roles or ()) or evaluation.settings.num_agents
+        num_agents = len(team.roles or ()) or settings.num_agents
         written = safe_settings(algorithm, task, team.run_config, evaluation.arguments)
         section = written.get(algorithm, {})
         length = section.get("max_completion_length", algorithm_keys(algorithm)["max_completion_length"].default)
@@ -530,8 +530,8 @@ def make_controls(evaluation: Evaluation, kind: str, task: Task | None) -> dict[
             "agent_model": {"name": model, "adapter_roles": None},
             "output": {"save_path": None, "save_final_model": True},
         }
-        settings = settings_of(algorithm, task, [written, own], evaluation.settings.prog, evaluation.arguments.config)
-        controls[team.name] = Control(team.run_config, cost, folder, num_agents, settings, stage)
+        own_settings = settings_of(algorithm, task, [written, own], settings.prog, evaluation.arguments.config)
+        controls[team.name] = Control(team.run_config, cost, folder, num_agents, own_settings, stage)
     return controls
 
 
