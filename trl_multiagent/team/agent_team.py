@@ -1,6 +1,7 @@
 """The team: N agents as one `nn.Module`."""
 
 import copy
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import ModelOutput
 
 from trl_multiagent.environments.base import Environment, Outcome, Turn, check_roles
-from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.folders import CARD_FILE, TEAM_FILE
 from trl_multiagent.models.adapter_config import check_adapter_config
 from trl_multiagent.models.grouped_lora import Stacked, can_group
 from trl_multiagent.models.packing import is_little_padding, run_scored
@@ -337,9 +338,15 @@ class AgentTeam(nn.Module):
         Raises:
             `RuntimeError`: The Hub cannot be reached, it refuses the upload, or the upload is interrupted.
         """
-        from trl_multiagent.team.card import push_team
+        from trl_multiagent.hub import push_folder, team_card
+        from trl_multiagent.team.card import facts_of
 
-        return push_team(self, repo_id, revision=revision, create_pr=create_pr, **options)
+        options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            card = team_card(facts_of(self), repo_id, revision=None if create_pr else revision)
+            card.save(Path(folder) / CARD_FILE)
+            return push_folder(folder, repo_id, **options)
 
     @property
     def form(self) -> Form:

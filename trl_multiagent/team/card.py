@@ -1,14 +1,9 @@
-"""The facts about the agents of a team, for its model card and for the report of a run, and the upload of a team."""
+"""The facts about the agents of a team, for its model card and for the report of a run."""
 
-import tempfile
-from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import CommitInfo
 from trl.trainer.utils import get_config_model_id
 
-from trl_multiagent.folders import CARD_FILE
-from trl_multiagent.hub import push_folder, team_card
 from trl_multiagent.models.gguf import gguf_file_of
 from trl_multiagent.models.pretrained import class_of, hub_id
 from trl_multiagent.rollout.sampler import TeamSampler
@@ -34,12 +29,3 @@ def facts_of(team: Any) -> list[dict[str, Any]]:
             }
         )
     return agents
-
-
-def push_team(team: Any, repo_id: str, revision: str | None, create_pr: bool, **options: Any) -> CommitInfo:
-    """Uploads a team and its model card, see [`~AgentTeam.push_to_hub`]."""
-    with tempfile.TemporaryDirectory() as folder:
-        team.save_pretrained(folder)
-        team_card(facts_of(team), repo_id, revision=None if create_pr else revision).save(Path(folder) / CARD_FILE)
-        options |= {"revision": revision, "create_pr": create_pr, "advice": "Call `push_to_hub` again."}
-        return push_folder(folder, repo_id, **options)
