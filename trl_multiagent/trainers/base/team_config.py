@@ -174,10 +174,14 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
                 "process. Leave it false."
             )
-        if self.devices is not None:
-            from trl_multiagent.trainers.base.devices import check_devices
-
-            check_devices(self)
+        if self.devices is None:
+            return
+        if self.world_size > 1 or self.deepspeed_plugin is not None:
+            raise ValueError("`devices` is for one process without DeepSpeed: leave it out, or start one process.")
+        if self.device.type == "cpu":
+            logger.warning("`devices` has no effect: this machine has no GPU, and all agents are on the CPU.")
+        elif max(self.devices.values()) >= (available := torch.accelerator.device_count()):
+            raise ValueError(f"`devices` is {self.devices}, but this machine has the GPUs 0 to {available - 1}.")
 
     def steps_per_epoch(self, num_rows: int) -> int:
         """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""

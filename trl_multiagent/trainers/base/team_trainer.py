@@ -189,9 +189,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         # Trainer writes this into the configuration of the active agent, which is saved
         args.use_cache = getattr(team.config, "use_cache", False)
         if args.devices is not None:
-            from trl_multiagent.trainers.base.devices import place
-
-            place(team, args)
+            self._place(team, args)
         team.freeze(args.frozen_agents or ())
         check_trained_weights(team.named_parameters(), args)
         for role in team.trained_roles:
@@ -229,6 +227,19 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 kwargs = args.gradient_checkpointing_kwargs or {}
                 args.gradient_checkpointing_kwargs = {**kwargs, "use_reentrant": True}
         self._router_loss_coefs, self._expert_loads = router_loss_coefs(team, args), {}
+
+    def _place(self, team: AgentTeam, args: Any) -> None:
+        """Moves the agents to their devices. Raises `ValueError` if an agent cannot have one of its own."""
+        if set(args.devices) != set(team.roles):
+            raise ValueError(
+                f"`devices` has the roles {list(args.devices)}; it must have the team's: {list(team.roles)}."
+            )
+        if team.form != "full" or args.critic_names(team.trained_roles):
+            raise ValueError(
+                "`devices` is for agents with a model each and without critics: leave it out for LoRA teams, shared "
+                "weights and actor-critic methods."
+            )
+        team.place({role: torch.device(args.device.type, number) for role, number in args.devices.items()})
 
     def _set_up_agents(self) -> None:
         """Checks the accelerator and adds callbacks. A subclass calls this after it initializes the TRL trainer."""
