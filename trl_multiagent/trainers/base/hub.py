@@ -15,14 +15,7 @@ from transformers.utils.hub import hf_api
 from trl.trainer.utils import get_trackio_space_url
 
 from trl_multiagent.folders import CARD_FILE, RECIPE_FILE, TEAM_FILE
-from trl_multiagent.hub import (
-    access_error_with_advice,
-    check_write_access,
-    push_command_advice,
-    team_card,
-    team_files,
-    upload_error_with_advice,
-)
+from trl_multiagent.hub import push_command_advice, team_card, team_files, upload_error_with_advice
 from trl_multiagent.models.pretrained import temporarily_set
 from trl_multiagent.report.curves import run_table, series_of
 from trl_multiagent.report.run_report import environment_name
@@ -70,15 +63,6 @@ def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, t
 def hub_name(trainer: Any) -> str:
     """Returns the repository's id on the Hub once it is known, else `hub_model_id`, else the default name."""
     return trainer.hub_model_id or trainer.args.hub_model_id or Path(trainer.args.output_dir).absolute().name
-
-
-@contextmanager
-def opening_repo(trainer: Any, token: str | None) -> Iterator[None]:
-    """Adds advice if a trainer's repository cannot be opened within the block, or cannot be written to after it."""
-    with access_error_with_advice(hub_name(trainer)):
-        yield
-        if trainer.is_world_process_zero():
-            check_write_access(trainer.hub_model_id, token or trainer.args.hub_token, trainer.args.hub_revision)
 
 
 @contextmanager

@@ -490,10 +490,13 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         # The trainer calls this when it is created. Without the check, missing write access to an existing public
         # repository would show only at the first upload, possibly at the end of the training
-        from trl_multiagent.trainers.base.hub import opening_repo
+        from trl_multiagent.hub import access_error_with_advice, check_write_access
+        from trl_multiagent.trainers.base.hub import hub_name
 
-        with opening_repo(self, token):
+        with access_error_with_advice(hub_name(self)):
             super().init_hf_repo(token, private)
+            if self.is_world_process_zero():
+                check_write_access(self.hub_model_id, token or self.args.hub_token, self.args.hub_revision)
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
