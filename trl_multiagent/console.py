@@ -31,18 +31,6 @@ def quiet_libraries() -> None:
     )
 
 
-def hide_progress_bars() -> None:
-    """
-    Hides the progress bars of other libraries, such as "Loading weights", which a trainer's `disable_tqdm` does not
-    hide.
-    """
-    import datasets
-    from transformers.utils import logging as transformers_logging
-
-    datasets.disable_progress_bars()
-    transformers_logging.disable_progress_bar()  # including the bars of the Hub's client
-
-
 def install_command(extra: str) -> str:
     """Returns the command that installs the packages of an extra. It names them, because no index has this package."""
     from importlib.metadata import requires

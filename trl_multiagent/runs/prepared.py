@@ -17,13 +17,14 @@ from typing import Any, cast
 
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from datasets import Dataset
+from datasets import Dataset, disable_progress_bars
 from datasets.exceptions import DatasetsError
 from huggingface_hub import get_token
 from peft import LoraConfig, PeftModel
 from transformers.integrations import get_available_reporting_integrations, is_deepspeed_zero3_enabled
+from transformers.utils import logging as transformers_logging
 
-from trl_multiagent.console import hide_progress_bars, tell
+from trl_multiagent.console import tell
 from trl_multiagent.environments.base import Environment, describe_environment
 from trl_multiagent.environments.dataset_rows import LOCAL_SUFFIXES, Datasets
 from trl_multiagent.environments.function_environment import FunctionEnvironment
@@ -341,7 +342,9 @@ def start_logging(settings: Settings, disable_tqdm: bool) -> None:
     """Shows this package's messages and the notes about the settings, in the main process."""
     logging.basicConfig(format="%(message)s")
     if disable_tqdm:
-        hide_progress_bars()
+        # A trainer's `disable_tqdm` does not hide those of other libraries, such as "Loading weights"
+        disable_progress_bars()
+        transformers_logging.disable_progress_bar()  # including the bars of the Hub's client
     if PartialState().is_main_process:
         logging.getLogger("trl_multiagent").setLevel(logging.INFO)
         for note in settings.notes:
