@@ -1,6 +1,7 @@
 """vLLM's engine in the process of the trainer."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,8 +42,9 @@ def test_stop_strings_by_role(tmp_path, models, form):
     strings = {"aux": ["ab"], "main": ["c", "ba"]}
     settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC, "temperature": 2.0}
     args = tiny_config(tmp_path, **settings, vllm_max_model_length=TRAINING["vllm_max_model_length"])
-    policies, ends = make_team(form, models).policies, {role: [256] for role in models}
-    generations = make_generations(policies, ends, Accelerator(cpu=True), args)
+    policies = make_team(form, models).policies
+    team = SimpleNamespace(policies=policies, end_tokens=lambda role: [256])
+    generations = make_generations(team, Accelerator(cpu=True), args)
     prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         generations[role].update(role, 0)

@@ -1,5 +1,7 @@
 """vLLM's server in processes of its own."""
 
+from types import SimpleNamespace
+
 import pytest
 from accelerate import Accelerator
 from transformers import TrainerCallback
@@ -31,8 +33,9 @@ def test_stop_strings_by_role(tmp_path, models, lora_server):
     strings = {"aux": ["ab"], "main": ["c", "ba"]}
     settings = {"use_vllm": True, "stop_strings": strings, "generation_kwargs": ONLY_ABC, "temperature": 2.0}
     args = tiny_config(tmp_path, **settings, **SERVED, vllm_server_base_url=lora_server.url)
-    policies, ends = make_team("lora", models).policies, {role: [256] for role in models}
-    generations = make_generations(policies, ends, Accelerator(cpu=True), args)
+    policies = make_team("lora", models).policies
+    team = SimpleNamespace(policies=policies, end_tokens=lambda role: [256])
+    generations = make_generations(team, Accelerator(cpu=True), args)
     prompts = {role: [[65, 66, 67], [70]] for role in models}
     for role in prompts:
         policies[role].set_adapter(role)

@@ -25,7 +25,7 @@ from accelerate.utils import broadcast_object_list, gather_object, patch_environ
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import distributed
-from transformers import PreTrainedModel, set_seed
+from transformers import set_seed
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration, empty_cache
@@ -402,10 +402,8 @@ class VLLMGenerator:
 
     def __init__(self, trainer: Any):
         check_machine(trainer.args)
-        team = trainer.team
-        end_tokens = {role: team.end_tokens(role) for role in team.roles}
         self.trainer = trainer
-        self.agents = make_generations(team.policies, end_tokens, trainer.accelerator, trainer.args)
+        self.agents = make_generations(trainer.team, trainer.accelerator, trainer.args)
         self.max_new_tokens = trainer.args.max_completion_length
         self.stop_strings = trainer.args.stop_strings or {}
 
@@ -568,22 +566,17 @@ def launch_variables(num_processes: int) -> AbstractContextManager[None]:
     return patch_environment(**values)
 
 
-def make_generations(
-    policies: dict[str, PreTrainedModel | PeftModel],
-    eos_token_ids: dict[str, list[int]],
-    accelerator: Accelerator,
-    args: RolloutConfig,
-) -> dict[str, AgentGeneration]:
+def make_generations(team: Any, accelerator: Accelerator, args: RolloutConfig) -> dict[str, AgentGeneration]:
     """
-    Connects to the servers, or starts the engines, that sample for the agents. Roles with the same model get the same
-    object. The model has the weights that they share, or is a `PeftModel` with an adapter named after each role.
-    `eos_token_ids`: the only tokens that end a completion.
+    Connects to the servers, or starts the engines, that sample for the agents of an [`AgentTeam`]. Roles with the same
+    model get the same object. The model has the weights that they share, or is a `PeftModel` with an adapter named
+    after each role.
     """
-    groups = [*grouped((model, role) for role, model in policies.items()).values()]
+    groups = [*grouped((model, role) for role, model in team.policies.items()).values()]
     urls = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
     for k, roles in enumerate(groups):
-        model = policies[roles[0]]
+        model = team.policies[roles[0]]
         with_adapters = isinstance(model, PeftModel)
         folder = None
         if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
@@ -606,7 +599,7 @@ def make_generations(
             logprobs=0,
             generation_kwargs={
                 **(args.generation_kwargs or {}),
-                "stop_token_ids": eos_token_ids[roles[0]],
+                "stop_token_ids": team.end_tokens(roles[0]),  # no others end a completion
                 "ignore_eos": True,  # the end-of-sequence tokens in the model's files may differ from the agent's
             },
             folder=folder,
