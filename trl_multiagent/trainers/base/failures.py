@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from trl_multiagent.rollout.tree import Node
 
 
@@ -17,14 +15,6 @@ def end_with_report(trainer: Any, problem: str, **records: list[dict]) -> NoRetu
     report = {"problem": problem, "agents": list(trainer.team.roles), **records}
     path.write_text(json.dumps(report, indent=2, default=repr) + "\n")
     raise FloatingPointError(f"{problem} at step {step}. Items and completions are in {path}.") from None
-
-
-def end_with_loss(trainer: Any, losses: dict[str, torch.Tensor]) -> NoReturn:
-    """Reports a loss that is not finite, with all joint actions of the batch. `losses`: by agent or critic."""
-    role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
-    name = f"agent {role!r}" if role in trainer.team.roles else role
-    records = [record for nodes in trainer._turns for record in records_of(nodes)]
-    end_with_report(trainer, f"The loss of {name} is {loss.item()}", joint_actions=records)
 
 
 def records_of(nodes: list[Node]) -> list[dict]:

@@ -457,9 +457,12 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             losses |= self._critic_losses(outputs, inputs)
             total = sum(losses.values())
             if not total.isfinite():
-                from trl_multiagent.trainers.base.failures import end_with_loss
+                from trl_multiagent.trainers.base.failures import end_with_report, records_of
 
-                end_with_loss(self, losses)
+                role, loss = next((role, loss) for role, loss in losses.items() if not loss.isfinite())
+                name = f"agent {role!r}" if role in self.team.roles else role
+                records = [record for nodes in self._turns for record in records_of(nodes)]
+                end_with_report(self, f"The loss of {name} is {loss.item()}", joint_actions=records)
         self._is_in_backward = True
         return total
 
