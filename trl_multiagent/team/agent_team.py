@@ -724,7 +724,7 @@ class AgentTeam(nn.Module):
 
     @property
     def _all_base_models(self) -> list[PreTrainedModel]:
-        return self.base_models + (self.critics.base_models if self.critics is not None else [])
+        return self.base_models + ([*self.critics.models.values()] if self.critics is not None else [])
 
     def activation_checkpointing_enable(
         self, activation_checkpointing_kwargs: dict[str, Any] | None = None, **kwargs: Any

@@ -118,11 +118,6 @@ class Critics(nn.Module):
         self.heads = nn.ModuleDict()
         self.scales = {name: Scale() for name in self.names}
 
-    @property
-    def base_models(self) -> list[PreTrainedModel]:
-        """The distinct backbones that belong to critics alone, without adapters."""
-        return [*self.models.values()]
-
     def parameters_of(self, name: str) -> list[nn.Parameter]:
         """Returns the trained parameters of a critic, without an agent's if it uses the agent's model."""
         backbone, parameters = self.backbones[name], [*self.heads[name].parameters()]
