@@ -272,9 +272,9 @@ def test_folder_of_a_run(parse, monkeypatch):
     monkeypatch.setenv("RUN_ID", "my run/7")
     recipe = parse({"output": {"base_dir": "b"}})
     assert recipe.run_folder == Path("b/job_my_run_7")
-    assert recipe.team_folder == Path("b/job_my_run_7") and recipe.saves_team
+    assert recipe.team_folder == Path("b/job_my_run_7")
     recipe = parse({"output": {"save_path": "team", "save_final_model": True}})
-    assert recipe.team_folder == Path("team") and recipe.saves_team
+    assert recipe.team_folder == Path("team")
     monkeypatch.setenv("HOME", "/home/me")
     recipe = parse({"output": {"save_path": "~/team", "base_dir": "~/runs"}}, "--dry_run")
     assert (recipe.team_folder, recipe.run_folder) == (Path("/home/me/team"), Path("/home/me/runs/job_my_run_7"))

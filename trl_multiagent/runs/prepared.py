@@ -97,11 +97,6 @@ class PreparedRun(Settings):
         return self.run_folder
 
     @property
-    def saves_team(self) -> bool:
-        """Whether the trained team is saved. A push uploads saved files, so a team that is pushed is always saved."""
-        return self.output.save_final_model or self.training_args.push_to_hub
-
-    @property
     def dtype(self) -> str:
         """Data type of the weights that are trained."""
         return "bfloat16" if self.training_args.rounds_stochastically and self.peft_config is None else "float32"

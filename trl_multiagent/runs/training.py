@@ -91,7 +91,8 @@ def write_settings(run: PreparedRun) -> None:
 
 def save_results(run: PreparedRun, trainer: Trainer) -> None:
     """Saves and pushes the trained team if the settings ask for it, see [`train_and_save`]."""
-    if not run.saves_team:
+    # A push uploads saved files
+    if not run.output.save_final_model and not run.training_args.push_to_hub:
         return
     name = run.dataset.name
     dataset_name = hub_id(name) if name and run.dataset.may_be_hub_id else None
