@@ -60,6 +60,7 @@ DEFINITION = re.compile(r"^[ \t]*(?:async[ \t]+def|def|class)\b", re.MULTILINE)
 FIRST = re.compile(  # what an indented block of code may begin with, but hardly prose
     r"(?:async|def|class)\b|@|import [\w.]+(?:,| as |\s*$)|from [\w.]+ import |[A-Za-z_]\w*(?::\s*[^\s=]+)?\s*=(?!=)"
 )
+INNER = re.compile(r"(?:async|def|class)\b|@")  # of these, those that a function with wrong indentation does not hold
 # A statement may end before such a line
 MARGIN = re.compile(r"(?!elif\b|else\b|except\b|finally\b|#)\S")
 NO_STATEMENT = re.compile(r"[ \t]+#|\s*$")  # an indented comment, or nothing
@@ -299,21 +300,22 @@ def _runs(text: str, wanted: re.Pattern[str]) -> list[tuple[str, bool]]:
 
 def _at_margin(lines: list[str]) -> list[str]:
     """
-    Moves indented definitions, imports and constants to the margin, with all that is indented behind them: those below
-    prose or imports, and those that are indented less than the lines before them, whose first line has lost its
-    indentation.
+    Moves indented definitions to the margin, with all that is indented behind them: those below prose or imports, and
+    those that are indented less than the lines before them, whose first line has lost its indentation. Before the
+    first definition at the margin, imports and constants are moved, too.
     """
     moved: list[str] = []
-    least, shift, may_follow = 0, 0, False
+    least, shift, may_follow, first = 0, 0, False, FIRST
     for line in lines:
         text = line.lstrip()
         indent = len(line) - len(text)
         if text and indent < max(shift, 1):  # the margin
             line, least, shift = text, 0, 0
             may_follow = text.startswith(("@", "import ", "from ")) or not CODE_START.match(text)
+            first = INNER if DEFINITION.match(text) else first
         elif text and not shift:
             is_less = indent < least and not moved[-1].endswith(":")  # a header would have no body
-            if (may_follow or is_less) and FIRST.match(text):
+            if (may_follow or is_less) and first.match(text):
                 shift = indent
             least = min(least or indent, indent)
         moved.append(line[shift:])

@@ -105,7 +105,7 @@ class FunctionEnvironment(Environment):
             raise ValueError("`order` makes the prompts of all turns from the templates: leave `transition` out.")
         for role, template in prompts.items():
             messages = as_messages(template)
-            if isinstance(messages, list) and all(map(is_message, messages)):
+            if isinstance(messages, list) and messages and all(map(is_message, messages)):
                 for message in messages:
                     self.check_heard(role, message["content"])
             elif not callable(template):

@@ -49,7 +49,7 @@ def sampling_arguments(generation_kwargs: dict[str, Any]) -> dict[str, Any]:
         if generation_kwargs.get("do_sample"):
             raise ValueError("`temperature=0` is greedy decoding, which `do_sample=True` contradicts: leave one out.")
         arguments = {name: value for name, value in arguments.items() if name not in SAMPLING} | {"do_sample": False}
-    elif generation_kwargs.get("do_sample", True):
+    elif arguments.get("do_sample", True):
         arguments = {**SAMPLING_DEFAULTS, "do_sample": True, **arguments}
     GenerationConfig(**arguments)  # refuses impossible values
     return arguments

@@ -503,6 +503,12 @@ def test_what_a_function_does_not_need_cannot_end_its_program(tail):
     assert "import numpy" in needed.source
 
 
+@pytest.mark.parametrize("line", ['"""Add one to x."""', "total = 0", "import math"])
+def test_a_function_with_a_wrong_indentation_is_a_syntax_error(line):
+    code = read_function(f"def f(x):\n        {line}\n    y = x + aux(x)\n    return y\n", "f")
+    assert code.error and code.defined
+
+
 def test_imports_may_stand_above_indented_definitions():
     code = read_function("import math\n\n" + textwrap.indent(HELPER + DOUBLE, "    "), "f")
     assert code.problem == "" and not code.error

@@ -126,7 +126,7 @@ def unusable_test(test: str, entry_point: str, check: str = "") -> str:
     if not checks:
         return "does not define `check(candidate)` at its top level"
     names = [argument.arg for argument in ast.walk(checks[-1].args) if isinstance(argument, ast.arg)]
-    if not isinstance(checks[-1], ast.FunctionDef) or len(names) != 1:
+    if not isinstance(checks[-1], ast.FunctionDef) or len(names) - len(checks[-1].args.defaults) != 1:
         return "must define `check` as a plain function that takes one argument, the candidate"
     if not asserts.sources:
         return "has no assert that can fail"
