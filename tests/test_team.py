@@ -343,6 +343,16 @@ def test_a_lora_team_saves_only_its_adapters(tmp_path):
         assert len(saved) == len(team.agent_parameters(role)) and all("lora_" in name for name in saved)
 
 
+@pytest.mark.parametrize("copied", ["norm", "embed_tokens"])
+def test_copies_of_modules_on_a_base_in_16_bits_are_sampled_with(tmp_path, copied):
+    tiny_llama(tie_word_embeddings=False).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=[copied])
+    team = AgentTeam.from_pretrained(tmp_path, ["aux", "main"], config, base_dtype="bfloat16")
+    team.collaborate("Say", DIALOGUE, max_new_tokens=2)
+    assert not torch.is_autocast_enabled("cpu")
+
+
 def again(item, history):
     """Each agent reads the reward of the last turn."""
     return {role: f"{role} got {history[-1].outcome.reward}. Again:" for role in ("aux", "main")}

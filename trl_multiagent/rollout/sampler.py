@@ -9,10 +9,11 @@ samples the completions of all agents in one call.
 import copy
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import GenerationMode
@@ -131,7 +132,12 @@ class TransformersGenerator:
     @contextmanager
     def computing(self, roles: list[str]) -> Iterator[tuple[PreTrainedModel, Stacked | None]]:
         """Makes agents ready to sample within the block."""
-        with self.team.evaluating(), self.team.together(roles) as sampling:
+        agent = self.team.agents[roles[0]]
+        kind = agent.device.type
+        # Copied modules are float32 even if their base is not. A trainer has its own autocast
+        mixes = any("modules_to_save" in name and x.dtype != agent.dtype for name, x in agent.named_parameters())
+        cast = torch.autocast(kind, agent.dtype) if mixes and not torch.is_autocast_enabled(kind) else nullcontext()
+        with cast, self.team.evaluating(), self.team.together(roles) as sampling:
             yield sampling
 
     def sample(self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts) -> Sampled:
