@@ -80,6 +80,9 @@ def test_arguments_for_tokenizers(tmp_path):
         (lambda path: lora_team(path, share_weights=True), "excludes `share_weights`"),
         (lambda path: AgentTeam.from_pretrained(path, ["a"], {"b": LoraConfig()}), r"has the roles \['b'\], the team"),
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
+        (lambda path: lora_team(path, ("aux", "weight")), "'weight' is part of the names"),
+        (lambda path: lora_team(path, ("aux", "base_model")), "'base_model' is part of the names"),
+        (lambda path: lora_team(path, ("lora_A", "main")), "'lora_A' is part of the names"),
         (lambda path: lora_team(path, init_lora_weights="pissa"), "is 'pissa', which changes the base"),
         (lambda path: lora_team(path, megatron_config={"x": 1}), "`megatron_config` of the adapter of an agent is"),
         (

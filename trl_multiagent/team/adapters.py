@@ -226,14 +226,15 @@ def check_adapter(role: str, model: PeftModel) -> None:
         )
     config = model.peft_config[role]
     base = base_of(model)
-    modules = [name for name, _ in base.named_modules() if not any(part in name for part in ADAPTER_PARTS)]
-    if role in "lora_" or any(f".{role}" in f".{name}" for name in modules):
+    parameters = model.named_parameters(remove_duplicate=False)
+    names = [f".{name}" for name, _ in parameters if not any(part in name for part in ADAPTER_PARTS)]
+    if role in "lora_" or f"{role}.".startswith(ADAPTER_PARTS) or any(f".{role}" in name for name in names):
         raise ValueError(  # PEFT finds the parameters of an adapter by its name
             f"The role {role!r} is part of the names of the model's parameters; a LoRA agent needs another name."
         )
     check_adapter_config(f"agent {role!r}", config)
     for name in config.modules_to_save or ():
-        if not any(module.endswith(name) for module in modules):
+        if not any(module.endswith(name) for module, _ in base.named_modules()):
             raise ValueError(f"`modules_to_save` names {name!r}, but no module of the model has a name that ends so.")
     head = base.get_output_embeddings()
     if isinstance(head, (BaseTunerLayer, AuxiliaryTrainingWrapper)):
