@@ -22,7 +22,7 @@ from trl_multiagent.runs.plan import plan_size
 from trl_multiagent.settings.schema import AgentModel
 from trl_multiagent.team.card import facts_of
 from trl_multiagent.team.critics import load_backbone
-from trl_multiagent.team.load import LoadError, TeamLoader
+from trl_multiagent.team.load import LoadError, TeamLoader, load_player
 
 from prepared import parse_recipe
 from tiny import FORMS, Workflow, byte_tokenizer, count_reward, team_of, tiny_environment, tiny_llama, tiny_team
@@ -42,6 +42,12 @@ def with_templates():
     templates = {role: f"{role} {{{{ messages }}}}" for role in "ab"}
     tokenizers = {role: byte_tokenizer(chat_template=text) for role, text in templates.items()}
     return AgentTeam(dict.fromkeys("ab", tiny_llama()), tokenizers)
+
+
+def saved_adapter(path):
+    folder = f"{path}_adapter"
+    lora_team(path).save_pretrained(folder)
+    return f"{folder}/agents/aux"
 
 
 def wrongly_named():
@@ -78,6 +84,7 @@ def test_arguments_for_tokenizers(tmp_path):
         (lambda path: AgentTeam.from_pretrained([path], roles=["a", "b"]), "1 models for the 2 roles"),
         (lambda path: AgentTeam.from_pretrained([path, "other"], ["a", "b"], share_weights=True), "one model for all"),
         (lambda path: lora_team(path, share_weights=True), "excludes `share_weights`"),
+        (lambda path: AgentTeam.from_pretrained(saved_adapter(path), ["x"], share_weights=True), "excludes `share_w"),
         (lambda path: AgentTeam.from_pretrained(path, ["a"], {"b": LoraConfig()}), r"has the roles \['b'\], the team"),
         (lambda path: lora_team(path, ("aux", "layers")), "'layers' is part of the names"),
         (lambda path: lora_team(path, ("aux", "weight")), "'weight' is part of the names"),
@@ -232,6 +239,11 @@ def test_a_team_can_be_loaded_from_saved_adapters(tiny_model, tmp_path):
     assert len(team.models) == 1
     assert torch.equal(logits(team, "left"), logits(first, "main"))
     assert torch.equal(logits(team, "right"), logits(first, "aux"))
+
+
+def test_one_adapter_plays_several_roles(tiny_model):
+    """Each has a copy, because adapters are not shared."""
+    assert load_player(saved_adapter(tiny_model), ["x", "y"]).form == "lora"
 
 
 FOREIGN = {

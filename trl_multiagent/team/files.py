@@ -151,19 +151,19 @@ def form_of_sources(
     unknown = [role for role in peft_configs if role not in sources]
     if unknown:
         raise ValueError(f"`peft_config` has the roles {unknown}, the team has the roles {list(sources)}.")
-    if peft_configs and share_weights:
-        raise ValueError("`peft_config` gives agents an adapter each, which excludes `share_weights`.")
     shares = share_weights or saved_form == "shared"
     if shares and len(set(sources.values())) > 1:
         raise ValueError("`share_weights` needs one model for all roles.")
     found = {source: find_file(source, ADAPTER_CONFIG, **hub) is not None for source in {*sources.values()}}
-    adapted = [role for role, source in sources.items() if found[source]]
     for role in peft_configs:
-        if role in adapted:
+        if found[sources[role]]:
             raise ValueError(
                 f"The agent in {sources[role]} has a LoRA adapter, which is loaded: leave `peft_config` out."
             )
-    return shares and not adapted, [role for role in sources if role in adapted or role in peft_configs]
+    adapted = [role for role, source in sources.items() if found[source] or role in peft_configs]
+    if adapted and share_weights:
+        raise ValueError("Each agent has an adapter of its own, which excludes `share_weights`.")
+    return shares, adapted
 
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:

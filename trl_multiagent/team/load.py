@@ -11,9 +11,9 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import ModelConfig, get_quantization_config
 
 from trl_multiagent.environments.task_errors import describe
-from trl_multiagent.folders import TEAM_FILE
+from trl_multiagent.folders import ADAPTER_CONFIG, TEAM_FILE
 from trl_multiagent.models.packaged import packaged
-from trl_multiagent.models.pretrained import find_file
+from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.team.agent_team import AgentTeam
 
 
@@ -116,7 +116,12 @@ def load_player(
     if is_saved:
         for name in ("revision", "reasoning", "chat_template_kwargs"):  # these are for the run's models
             model_init_kwargs.pop(name, None)
-    shares = isinstance(names, str) and not is_saved and len(roles) > 1
+    shares = (
+        isinstance(names, str)
+        and not is_saved
+        and len(roles) > 1
+        and not find_file(names, ADAPTER_CONFIG, **hub_arguments(model_init_kwargs))
+    )
     team = AgentTeam.from_pretrained(names, None if is_saved else roles, share_weights=shares, **model_init_kwargs)
     if like is not None and not is_saved:
         same = {role: role if role in like.roles else like.roles[0] for role in team.roles}
