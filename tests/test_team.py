@@ -136,6 +136,12 @@ def test_roles_that_differ_from_the_saved_ones_are_refused(tmp_path):
         AgentTeam.from_pretrained(str(tmp_path), roles=["x", "y"])
 
 
+@pytest.mark.parametrize("argument", ["cache_dir", "subfolder", "local_files_only"])
+def test_arguments_that_only_models_would_get_are_refused(argument):
+    with pytest.raises(TypeError, match=rf"takes no `{argument}`: "):
+        AgentTeam.from_pretrained("nothing/is-loaded", ["aux"], **{argument: "x"})
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_saves_and_loads(tmp_path, form):
     team = team_of(form)

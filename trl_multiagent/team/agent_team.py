@@ -65,8 +65,11 @@ WIDEST_ON_CPU = 256
 # Arguments for loading a model that a team does not take
 ADVICE = dict.fromkeys(("tokenizer", "processing_class"), "give the tokenizers' options as `tokenizer_kwargs`")
 ADVICE |= {
+    "cache_dir": "set HF_HOME",
     "device": "the trainer moves the team, or `team.to(device)` does",
+    "local_files_only": "set HF_HUB_OFFLINE=1",
     "model_init_kwargs": "give each of its entries as an argument",
+    "subfolder": "name the folder itself, on this machine",
     "torch_dtype": "it is called `dtype` now",
 }
 
@@ -263,7 +266,10 @@ class AgentTeam(nn.Module):
         return team
 
     def __getitem__(self, role: str) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
-        """Returns the model of an agent and its tokenizer. Raises `KeyError` if there is no such role."""
+        """
+        Returns the model of an agent and its tokenizer. A LoRA agent's computes as that agent only within `with
+        team.activate(role) as model:`. Raises `KeyError` if there is no such role.
+        """
         if role not in self.policies:
             raise KeyError(f"The team has no role {role!r}: its roles are {', '.join(self.roles)}.")
         return self.policies[role], self.tokenizers[role]
