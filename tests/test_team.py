@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
 from trl_multiagent.environments.reward_models import RewardModel
 from trl_multiagent.environments.yaml_task import TASK
-from trl_multiagent.hub import team_card
+from trl_multiagent.hub import team_card, team_files
 from trl_multiagent.models.gguf import converted, gguf_file_of
 from trl_multiagent.rollout.sampling_arguments import sampling_arguments
 from trl_multiagent.runs.models import loading_arguments
@@ -362,6 +362,15 @@ def test_a_lora_team_saves_only_its_adapters(tmp_path):
     for role in team.roles:
         saved = load_file(tmp_path / "agents" / role / "adapter_model.safetensors")
         assert len(saved) == len(team.agent_parameters(role)) and all("lora_" in name for name in saved)
+
+
+def test_a_folder_of_full_agents_that_gets_adapters_holds_no_other_weights(tmp_path):
+    """A push sends the agents of the team alone."""
+    tiny_team(("aux", "old")).save_pretrained(tmp_path)
+    team_of("lora").save_pretrained(tmp_path)
+    weights = {f"agents/{role}/adapter_model.safetensors" for role in ("aux", "main")}
+    sent = team_files(tmp_path)
+    assert {file for file in sent if "safetensors" in file} == weights
 
 
 @pytest.mark.parametrize("copied", ["norm", "embed_tokens"])

@@ -22,6 +22,7 @@ from trl_multiagent.folders import (
     RECIPE_FILE,
     TEAM_FILE,
     leads_out,
+    read_json,
     write_text,
 )
 
@@ -105,7 +106,9 @@ def team_files(folder: str | Path, with_critics: bool = False) -> list[str]:
     left out.
     """
     folder = Path(folder)
-    patterns = [*TOP_FILES, *(f"agents/*/{name}" for name in AGENT_FILES)]
+    patterns = [*TOP_FILES]
+    for agent in read_json(folder / TEAM_FILE)["agents"]:
+        patterns += [f"{agent['folder']}/{name}" for name in AGENT_FILES]
     if with_critics:
         patterns += [f"{CRITICS_FOLDER}/*.json", *(f"{CRITICS_FOLDER}/*/{name}" for name in AGENT_FILES)]
     paths = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}

@@ -182,6 +182,8 @@ def save_adapter(model: PeftModel, role: str, folder: Path, state_dict: dict[str
         str(folder.parent), selected_adapters=[role], state_dict=state_dict, save_embedding_layers=False
     )
     (folder.parent / CARD_FILE).unlink()  # PEFT's card describes a repository with a single adapter
+    for file in folder.glob("model*.safetensors*"):  # of a full agent that was saved here
+        file.unlink()
 
 
 def load_adapter_weights(model: PeftModel, adapter: str, source: str | Path, **hub: Any) -> None:
