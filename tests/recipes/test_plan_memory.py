@@ -221,6 +221,8 @@ def test_counts_are_those_of_the_teams(files):
     assert (lora.base, lora.base_bytes, lora.frozen, lora.joint) == (number, 2.0, lora.trained, 2)
     one = counted("peft.r=4", "agent_model.adapter_roles=[aux]")
     assert (one.adapters, one.joint, one.trained) == (lora.adapters / 2, 1, lora.adapters / 2 + number)
+    one = counted("peft.r=4", "agent_model.adapter_roles=[aux]", "magrpo.beta=0.1")  # the reference has a base, too
+    assert (one.base, one.frozen) == (2 * number, one.trained)
     team.save_pretrained("team")
     saved = counted("agent_model.name=team", "magrpo.beta=0.1")
     assert (saved.trained, saved.base, saved.frozen) == (lora.trained, number, lora.trained)

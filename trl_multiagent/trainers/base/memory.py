@@ -210,7 +210,9 @@ def size_of(
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
     policies = team.policies
-    with_adapters = [x for x in team.models.values() if isinstance(x, PeftModel)]
+    with_adapters = [
+        x for x in (*team.models.values(), *(reference.modules() if reference else ())) if isinstance(x, PeftModel)
+    ]
     of_adapters = {id(x) for model in with_adapters for x in other_adapters(model, ())}
     base = [x for model in with_adapters for x in model.parameters() if id(x) not in of_adapters]
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
