@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.configs.recipes.writing import demo as writing
 from trl_multiagent.console import tell
-from trl_multiagent.environments.task_errors import TaskError
+from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
 
@@ -355,6 +356,18 @@ def test_an_endpoint_plays_a_role(config, module, script, forked, tmp_path):
     assert done.codes == [0], done.stderr[-3000:]
     assert (number, len(server.requests)) == (7, 9)  # four answers in each step: two of them were kept
     assert all(x["messages"][-1]["content"].startswith("Judge ") for x in server.requests)
+
+
+def test_the_model_of_a_seat_is_not_looked_for_in_the_file_of_the_run_s(config, module, tiny_model, tmp_path):
+    Path(f"{module}.py").write_text(GAME)
+    run = shutil.copytree(tiny_model, tmp_path / "model")
+    (run / "m.gguf").write_text("damaged")
+    models = {"name": str(run), "gguf_file": "m.gguf", "revision": "v2"}
+    for team, fits in ((tiny_model, True), (str(run), False)):
+        path = config({**PLAYERS, "agent_model": models, "seats": {"b": {"team": team}}})
+        seat = parse_recipe("magrpo", None, ["--config", path, "--task", "functions"]).make_environment().seats["b"]
+        with nullcontext() if fits else pytest.raises(UnavailableError, match=r"m\.gguf"):
+            seat.load("b")
 
 
 IN_ORDER = {**PLAYERS, "functions": {"order": [["a"], ["b"]]}, "magrpo": {"num_turns": 2}}

@@ -6,7 +6,7 @@ environment, with the players of the roles that are not trained (the section `se
 import difflib
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,13 @@ def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Ru
 
     @functools.cache
     def seat(name: str) -> TeamSeat:
+        loader = make_loader(settings)
+        if name not in (run.start, *(run.start or ())):  # these are for the run's models
+            loader = replace(loader, arguments={**loader.arguments, "revision": None, "gguf_file": None})
         return TeamSeat(
             name,
             agent=own.agent,
-            loader=make_loader(settings),
+            loader=loader,
             token_budget=settings.arguments.get("generation_token_budget"),
             seed=seed,
             use_chat_template=own.use_chat_template,
