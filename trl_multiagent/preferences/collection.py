@@ -160,8 +160,8 @@ def collect_preferences(
     comparator = comparator or make_comparator(team, config, round)
     if comparator and getattr(environment.unwrapped, "group_reward", None):
         raise ValueError(
-            "`group_reward` compares the answers of one policy, not those of two: set `comparator_policy: null`, and in "
-            "rounds another `pair_selection`, such as `reward_gap`."
+            "`group_reward` compares the answers of one policy, not those of two: set `comparator_policy: null` and, "
+            "in rounds, another `pair_selection`, such as `reward_gap`."
         )
     collection = _Collection(team, environment, dataset, config, round, comparator, state)
     if not collection.is_complete():

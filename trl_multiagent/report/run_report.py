@@ -212,16 +212,15 @@ def report_run(trainer: Any) -> None:
     """Adds the callbacks that show and report the training of a team."""
     watched = () if trainer.environment is None else trainer.environment.unwrapped.watched_metrics
     show_one_bar(trainer, watched)  # first, so that it has ended when the report shows what was learnt
-    trainer.add_callback(RunReport(trainer._name, lambda: team_facts(trainer)))
 
+    def facts() -> dict[str, Any]:
+        return {
+            "environment": "" if trainer.environment is None else environment_name(trainer.environment),
+            "agents": {agent["role"]: agent["base"] or "" for agent in facts_of(trainer.team)},
+            "dataset": describe_dataset(trainer.train_dataset),
+        }
 
-def team_facts(trainer: Any) -> dict[str, Any]:
-    """Returns the environment, the agents and the dataset of a trainer of a team."""
-    return {
-        "environment": "" if trainer.environment is None else environment_name(trainer.environment),
-        "agents": {agent["role"]: agent["base"] or "" for agent in facts_of(trainer.team)},
-        "dataset": describe_dataset(trainer.train_dataset),
-    }
+    trainer.add_callback(RunReport(trainer._name, facts))
 
 
 def environment_name(environment: object) -> str:

@@ -87,7 +87,7 @@ def remove_after(folder: Path, step: int) -> None:
 def trace_files(folder: Path) -> list[Path]:
     """Returns the files of a trace, oldest steps first."""
     # The number of a process has no fixed width
-    return sorted(sorted(path for path in folder.glob("*") if NAME.fullmatch(path.name)), key=steps_and_process)
+    return sorted((path for path in folder.glob("*") if NAME.fullmatch(path.name)), key=steps_and_process)
 
 
 def read_trace(folder: str | Path) -> pd.DataFrame:

@@ -12,8 +12,8 @@ a_i replaces the answer of another sibling, which is in the baseline: this turn'
 - 1) times as large, but has the same direction.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trl_multiagent.environments.base import Environment
@@ -52,7 +52,7 @@ def add_counterfactuals(
             agent, size = node.roles.index(role), len(node.samples[role].texts)
             others = [0 if replacement == "nothing" else (g + 1) % size for g in range(size)]
             indices = [(*index[:agent], others[index[agent]], *index[agent + 1 :]) for index in node.indices]
-            other = dataclasses.replace(node, indices=list(dict.fromkeys(indices)))
+            other = replace(node, indices=list(dict.fromkeys(indices)))
             if replacement == "nothing":
                 other.samples = {**node.samples, role: Samples(node.samples[role].prompt_ids, [[]], [""])}
             wanted.append((node, role, indices, other))

@@ -170,7 +170,11 @@ def collect(now: Round) -> None:
         if number > 0:
             now.source = str(run.team_before(number))
         elif run.in_rounds and run.preferences.comparator_policy == "history":
-            save_base(run)
+            with without_sharding(run.args):
+                team = run.prepared.load_team(run.roles)
+            with writing_team(run, 0) as path:  # which later rounds are compared with
+                if run.state.is_main_process:
+                    team.save_pretrained(path)
         now.pairs, now.results["collection"] = sample_pairs(now, folder) if run.given is None else (run.given, {})
         if run.in_rounds:
             now.pairs = replayed(run, number, now.pairs)
@@ -422,15 +426,6 @@ class RoundLog(TrainerCallback):
             self.trainer.log(self.facts)
 
 
-def save_base(run: PreferenceRun) -> None:
-    """Saves the team before the first round, which later rounds are compared with."""
-    with without_sharding(run.args):
-        team = run.prepared.load_team(run.roles)
-    with writing_team(run, 0) as path:
-        if run.state.is_main_process:
-            team.save_pretrained(path)
-
-
 @contextlib.contextmanager
 def writing_team(run: PreferenceRun, number: int) -> Iterator[str]:
     """Yields a folder for the team before a round. The final folder appears atomically after the block."""
@@ -504,7 +499,7 @@ def make_reward_args(settings: Settings, reward: RewardSettings, args: Any) -> J
         "per_device_train_batch_size": reward.reward_train_batch_size,
         "per_device_eval_batch_size": max(8, reward.reward_train_batch_size),
         "trust_remote_code": settings.agent_model.trust_remote_code,
-        "model_init_kwargs": None if reward.reward_model_name else settings.agent_model.given("revision"),
+        "model_init_kwargs": (not reward.reward_model_name and settings.agent_model.given("revision")) or None,
         "logging_steps": 10,
         **{name: getattr(args, name) for name in SHARED},
         **more,

@@ -83,7 +83,7 @@ def train_with_seeds(
 
         from trl_multiagent.jobs.stage import Stage
 
-        settings.merged.get(algorithm, {}).pop("hub_token", None)  # which is not written down
+        (settings.merged.get(algorithm) or {}).pop("hub_token", None)  # which is not written down
         stage = Stage(
             folder,
             "training with several seeds",

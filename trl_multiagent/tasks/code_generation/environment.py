@@ -304,7 +304,12 @@ class CodeGenerationEnvironment(ProgramEnvironment):
         self.roles = (AUX, MAIN) if num_agents == 2 else (MAIN,)
         self.mode = mode
         self.expert = expert if mode == EXPERT_EDITS else None
-        self.sandbox_slice = _slice(sandbox_slice)
+        try:
+            self.sandbox_slice = 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
+        except ValueError:
+            raise ValueError(
+                f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}."
+            ) from None
         if hidden_tests < 0:
             raise ValueError(f"`hidden_tests` is {hidden_tests!r}; it must be a whole number of at least 0.")
         self.hidden_tests = hidden_tests
@@ -445,10 +450,3 @@ class CodeGenerationEnvironment(ProgramEnvironment):
 def _fields(item: dict) -> dict[str, str]:
     """Returns the fields of an item that templates may have."""
     return {**{name: item[name] for name in ("prompt", "entry_point", "task_id")}, "signature": signature(item)}
-
-
-def _slice(sandbox_slice: int | str | None) -> int:
-    try:
-        return 0 if sandbox_slice in (None, "all") else int(str(sandbox_slice))
-    except ValueError:
-        raise ValueError(f"`sandbox_slice` must be a whole number, 'all' or None, not {sandbox_slice!r}.") from None

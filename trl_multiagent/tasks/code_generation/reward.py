@@ -402,6 +402,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     main = read_function(main_completion, entry_point, has_partner=aux_completion is not None)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
+    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
     return Analysis(
         source=join_sources(prefix, _counted(aux), main.source),
         setup=prefix,
@@ -411,7 +412,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
-        size_share=None if aux_completion is None else _size_share(aux, main) if names_aux else 0.0,
+        size_share=None if aux_completion is None else min(sizes) / sum(sizes) if names_aux else 0.0,
         thin_wrapper=names_aux and _is_thin_wrapper(main.function),
         drops_value=names_aux
         and not aux.problem
@@ -434,11 +435,6 @@ def _definitions_count(aux: Code, main: Code, entry_point: str) -> bool:
         return False
     declared = set().union(*(statement.declares for statement in (*aux.statements, *main.statements)))
     return AUX not in binds_of(main.statements) and not {AUX, entry_point} & declared
-
-
-def _size_share(aux: Code, main: Code) -> float:
-    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
-    return min(sizes) / sum(sizes)
 
 
 def _apart(prefix: str, aux: Code, main: Code) -> tuple[str, str]:

@@ -7,7 +7,6 @@ the checksums of all other files.
 """
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -15,6 +14,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -225,7 +225,7 @@ def describe_run(
     Returns the settings that a checkpoint must match, as plain values. Without a `team`, settings of agents and
     adapters are left out.
     """
-    uncompared = {field.name for field in dataclasses.fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
+    uncompared = {field.name for field in fields(TrainingArguments)} - {*DECISIVE_ARGUMENTS}
     of_team: dict[str, Any] = {}
     if team is not None:
         of_team = {
@@ -497,6 +497,7 @@ class CheckpointMixin(Trainer):
     def _begin_training(self) -> None:
         """Restores the state of this process. Called after the trainer has reset its counters."""
         self._start_time = time.monotonic()
+        self._metrics["train"].clear()  # an interrupted training has left some
         # The intervals of saving, logging and evaluating come from this run, not from the checkpoint
         self.state.compute_steps(self.args, self.state.max_steps)
         if self._resumed is not None:
@@ -548,7 +549,7 @@ class CheckpointMixin(Trainer):
         return super()._finalize_training(trial, num_train_samples, time.time() - time.monotonic() + self._start_time)
 
 
-@dataclasses.dataclass
+@dataclass
 class CheckpointCallback(TrainerCallback):
     """
     Restores the state of a resumed run, and postpones some saves.

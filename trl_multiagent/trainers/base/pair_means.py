@@ -86,6 +86,10 @@ class PairMeansMixin(CommonTrainerMixin):
             self._total_train_tokens += int(self.accelerator.reduce(number, "sum").item())
         self._metrics["train" if self.model.training else "eval"]["num_tokens"] = [self._total_train_tokens]
 
+    def _begin_training(self) -> None:
+        self._sums["train"].clear()  # an interrupted training has left some
+        super()._begin_training()
+
     def _process_state(self) -> dict[str, Any]:
         return {**super()._process_state(), "num_tokens": self._total_train_tokens, "sums": self._sums}
 

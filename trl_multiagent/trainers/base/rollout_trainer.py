@@ -548,8 +548,7 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         return self.state.global_step % self.num_iterations == 0
 
     def _begin_training(self) -> None:
-        self.observer.reset()  # an interrupted training has left sums
-        self._metrics["train"].clear()
+        self.observer.reset()
         super()._begin_training()
         if self.args.use_vllm:  # a training before ended after as many steps as this one has taken
             self.generator.forget_weights()
