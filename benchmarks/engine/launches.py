@@ -171,12 +171,13 @@ def token(team: AgentTeam) -> float:
     nodes = {role: [Node({}, (), {}, tree=k) for k in range(2)] for role in team.roles}
 
     def sample(number: int) -> int:
-        settings = sampling_arguments({"max_new_tokens": number, "min_new_tokens": None, "eos_token_id": VOCABULARY})
+        settings = sampling_arguments({"max_new_tokens": number, "min_new_tokens": None})
         generator = TransformersGenerator(team, settings, seed=0)
         with autocast():
             return count(lambda: generator.generate(TurnPrompts(nodes, prompts, GENERATIONS)))
 
     with (
+        mock.patch.object(AgentTeam, "end_tokens", lambda self, role: [VOCABULARY]),  # no row ends early
         mock.patch.object(sampling_loop, "replays", lambda device: True),
         mock.patch.object(sampling_loop, "period_of", lambda device: 100),
     ):
