@@ -462,8 +462,8 @@ class WorkflowEnvironment(Environment):
                 calls, self._calls[:] = [*self._calls], []
                 is_quiet = False
                 for function in dict.fromkeys(place[0] for place, *_ in calls):
-                    own = {p: x for p, x, _ in calls if p[0] == function and p not in self._results}
-                    await self._call(function, own)
+                    if own := {p: x for p, x, _ in calls if p[0] == function and p not in self._results}:
+                        await self._call(function, own)
                 for place, _, future in calls:  # together and in their order, so that a fork goes on as its branch did
                     result, give = self._results[place], future.set_result
                     if isinstance(result, TaskError):
@@ -475,14 +475,13 @@ class WorkflowEnvironment(Environment):
                         give(result)
 
     async def _call(self, function: Callable, own: dict[Any, Any]) -> None:
-        """Calls a function once for all calls that wait for it and have no earlier result."""
+        """Calls a function once for all calls that wait for it, and keeps their results."""
         loop, done, name = asyncio.get_running_loop(), asyncio.Event(), f"`{function_name(function)}`"
 
         def work() -> None:
             try:
                 with task_code(f"The function {name}"):
-                    results = function([*own.values()]) if own else []
-                    self._results |= zip(own, results, strict=True)
+                    self._results |= zip(own, function([*own.values()]), strict=True)
             except TaskError as error:
                 self._results |= dict.fromkeys(own, error)
             finally:

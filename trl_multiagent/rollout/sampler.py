@@ -135,8 +135,10 @@ class TransformersGenerator:
         agent = self.team.agents[roles[0]]
         kind = agent.device.type
         # Copied modules are float32 even if their base is not. A trainer has its own autocast
-        mixes = any("modules_to_save" in name and x.dtype != agent.dtype for name, x in agent.named_parameters())
-        cast = torch.autocast(kind, agent.dtype) if mixes and not torch.is_autocast_enabled(kind) else nullcontext()
+        mixes = not torch.is_autocast_enabled(kind) and any(
+            "modules_to_save" in name and x.dtype != agent.dtype for name, x in agent.named_parameters()
+        )
+        cast = torch.autocast(kind, agent.dtype) if mixes else nullcontext()
         with cast, self.team.evaluating(), self.team.together(roles) as sampling:
             yield sampling
 

@@ -145,7 +145,6 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         self.args, self.environment = args, environment
         self._sums = {"train": {}, "eval": {}}
         self._prepare_team(team, args)
-
         self.generator = TrainerGenerator(self, sampling_of(args, args.max_completion_length))
         self.sampler = TeamSampler(team, self.generator, args.use_chat_template)
         train_dataset = self._prepare_dataset(train_dataset, None, args, "train")
@@ -373,14 +372,21 @@ class MADPOTrainer(PairMeansMixin, TeamTrainerMixin, DPOTrainer):
         return super().prediction_step(model, inputs, *args, **kwargs)
 
     def _play_episodes(self, items: list[dict], num_episodes: int, stream: str, first: int = 0) -> Trees:
-        context: Any = {"trainer_state": self.state, "chat_roles": self.sampler.chat_roles, "metrics": {}}
-        self._reported = context["metrics"]  # what reward functions log
-        with temporarily_set(self.sampler, stream=stream), scoring(ScoringContext(**context)):
+        self._reported: Any = {}  # what reward functions log
+        score = partial(
+            judge_nodes,
+            self.environment,
+            evaluation=True,
+            chat_roles=self.sampler.chat_roles,
+            trainer_state=self.state,
+            metrics=self._reported,
+        )
+        with temporarily_set(self.sampler, stream=stream), scoring(ScoringContext(trainer_state=self.state)):
             return play_episodes(
                 items,
                 self.environment,
                 self.sampler,
-                partial(judge_nodes, self.environment, evaluation=True, **context),
+                score,
                 num_turns=self.args.num_turns,
                 num_episodes=num_episodes,
                 numbers=range(first, first + len(items)),

@@ -402,7 +402,8 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
     main = read_function(main_completion, entry_point, has_partner=aux_completion is not None)
     answers = [(entry_point, main)] if aux_completion is None else [(AUX, aux), (entry_point, main)]
     names_aux = _definitions_count(aux, main, entry_point) and any(AUX in statement.reads for statement in main.needed)
-    sizes = [sum(1 for statement in code.needed for _ in ast.walk(statement.node)) for code in (aux, main)]
+    # An `aux` without a use has no size
+    sizes = [sum(1 for x in code.needed for _ in ast.walk(x.node)) for code in (aux, main)] if names_aux else [0, 1]
     return Analysis(
         source=join_sources(prefix, _counted(aux), main.source),
         setup=prefix,
@@ -412,7 +413,7 @@ def analyze(prompt: str, entry_point: str, aux_completion: str | None, main_comp
         without_code=tuple(name for name, code in answers if not code.found),
         names_aux=names_aux,
         apart=_apart(prefix, aux, main) if names_aux else ("", ""),
-        size_share=None if aux_completion is None else min(sizes) / sum(sizes) if names_aux else 0.0,
+        size_share=None if aux_completion is None else min(sizes) / sum(sizes),
         thin_wrapper=names_aux and _is_thin_wrapper(main.function),
         drops_value=names_aux
         and not aux.problem

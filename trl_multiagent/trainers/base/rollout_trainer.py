@@ -110,7 +110,6 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
                 "`num_iterations` above 1 cannot be combined with a router loss: its expert load is computed once, "
                 "under the sampling policy. Set `router_aux_loss_coef` to 0.0 or `num_iterations` to 1."
             )
-
         reference = self._make_reference() if args.beta != 0.0 else None
         from trl_multiagent.report.run_report import watchers
 
