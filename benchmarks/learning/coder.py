@@ -366,7 +366,8 @@ def courses(folder: Path) -> list[str]:
     lines = head_of("reward in the training", *["a fifth of the steps"] * 5)
     for row in ROWS:
         log = read_lines(folder / row / "run" / LOG_FILE)  # empty if there is none
-        if rewards := [entry["reward"] for entry in log if "turn_1/passed" in entry]:
+        rewards = [entry["reward"] for entry in log if "turn_1/passed" in entry]
+        if len(rewards) >= 5:
             means = [f"{part.mean():.2f}" for part in np.array_split(rewards, 5)]
             lines.append(f"| `{row}` | {' | '.join(means)} |")
     return lines

@@ -262,7 +262,7 @@ def test_command(files, capsys, refused):
         ["plan", "--config", "run.yaml", "--task", "functions", "--gpu", "A100", "--zero", "2", "--num_gpus", "4"]
     )
     out = capsys.readouterr().out
-    assert "Plan: no weights were loaded, nothing was written." in out
+    assert "Plan: no weights were loaded, no run was begun." in out
     assert "Each of 4 GPUs, ZeRO-2, computing in float32:" in out and "of 80 GB (A100): it fits" in out
     assert "update    4 rows in a forward, without activation checkpointing" in out
     long = ["--max_completion_length", "4000000", "--num_generations", "16"]

@@ -192,7 +192,7 @@ def print_memory_plan(settings: Settings, stage: int, processes: int, gpu: str) 
     with end_on_wrong_input(run.prog):
         environment = run.make_environment()
         datasets = run.load_datasets()
-        print_plan(rollout_lines(run, environment, datasets), "Plan: no weights were loaded, nothing was written.")
+        print_plan(rollout_lines(run, environment, datasets), "Plan: no weights were loaded, no run was begun.")
         if not {"bf16", "fp16", "use_cpu"} & run.arguments.keys():  # the default of a trainer depends on its machine
             run.training_args.bf16 = gpu != "T4"
         devices = "On one GPU" if processes == 1 else f"Each of {processes} GPUs"
