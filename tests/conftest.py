@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import Forked
+from forked import Forked, start_shared
 
 
 # The process that distributes tests to workers loads this file before it starts them. It need not import what takes
@@ -49,6 +49,16 @@ NEXT = """
 test_magrpo_trainer test_team test_workflows test_class_completion test_writing test_needed test_generation
 test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_comparators test_package
 """.split()
+
+
+def pytest_configure(config):
+    if config.getoption("numprocesses", None):  # in the process that distributes tests to workers
+        config.forked = start_shared()
+
+
+def pytest_unconfigure(config):
+    if hasattr(config, "forked"):
+        config.forked.communicate()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,15 +1,18 @@
 """
 Runs scripts in one process or several, as a launcher does, but forked from one process that has imported the
 libraries, so that a start takes no time. Run as a script, this is that process: it reads a run per line and answers
-with how it ended.
+with how it ended. The workers of pytest share one, which listens on a Unix socket.
 """
 
 import atexit
 import faulthandler
+import functools
 import gc
 import json
 import os
 import runpy
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +28,8 @@ LAUNCHER = Path(__file__).with_name("launcher.py")
 FORKED_CHILDREN = Path(__file__).with_name("forked_children.py")
 # The launcher of accelerate, which reads options of torchrun here, forks its processes instead of starting them
 FORKING = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
+SHARED = "TESTS_FORKED"  # names the variable with the address of the process that the workers share
+SETTINGS = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 DEADLINE = 600  # seconds, after which processes that wait for each other say where and end
 
 
@@ -44,13 +49,30 @@ class Finished:
     stderr: str
 
 
+def start(*arguments, **pipes) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, __file__, *arguments], env={**os.environ, **SETTINGS}, text=True, **pipes)
+
+
+def start_shared() -> subprocess.Popen:
+    """Starts a process for all workers. It imports at the first connection, and ends when its input is closed."""
+    address = os.environ[SHARED] = str(Path(tempfile.mkdtemp()) / "socket")
+    process = start(address, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    return process
+
+
 class Forked:
-    """Starts the process that imports. `run` and `launch` fork from it."""
+    """Starts the process that imports, or connects to that of all workers. `run` and `launch` fork from it."""
 
     def __init__(self):
-        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen([sys.executable, __file__], env={**os.environ, **settings}, **pipes)
+        self.process = None
+        if SHARED in os.environ:
+            with socket.socket(socket.AF_UNIX) as connection:  # which is open until both files are closed
+                connection.connect(os.environ[SHARED])
+                self.requests, self.answers = connection.makefile("w"), connection.makefile()
+        else:
+            self.process = start(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self.requests, self.answers = self.process.stdin, self.process.stdout
 
     def run(self, script, *arguments, processes=1, cwd=".", zero=None, environment=None) -> Finished:
         """
@@ -85,15 +107,17 @@ class Forked:
         command = [str(part) for part in command]
         with tempfile.TemporaryDirectory() as folder:
             request = [command, processes, str(Path(cwd).resolve()), environment, folder]
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            codes = json.loads(self.process.stdout.readline())
+            print(json.dumps(request), file=self.requests, flush=True)
+            codes = json.loads(self.answers.readline())
             stdout = (Path(folder) / "stdout_0").read_text(errors="replace")
             stderr = [(Path(folder) / f"stderr_{k}").read_text(errors="replace") for k in range(processes)]
         return Finished(codes, stdout, "".join(stderr))
 
     def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(60)
+        self.requests.close()
+        self.answers.close()
+        if self.process is not None:
+            self.process.wait(60)
 
 
 def launch(command, processes, cwd, environment, folder) -> list[int]:
@@ -162,7 +186,29 @@ def run_to_the_end(command) -> None:
         os._exit(code)
 
 
-def main() -> None:
+def accept(address: str) -> None:
+    """Returns in a copy of this process for each connection, which is the copy's input and output."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen()
+        print("listening", flush=True)
+        while True:
+            ready, *_ = select.select([sys.stdin, listening], [], [])
+            if sys.stdin in ready:
+                shutil.rmtree(Path(address).parent)
+                sys.exit()
+            import_libraries()
+            connection, _ = listening.accept()
+            if os.fork() == 0:
+                for number in (0, 1):
+                    os.dup2(connection.fileno(), number)
+                connection.close()
+                return
+            connection.close()
+
+
+@functools.cache
+def import_libraries() -> None:
     gc.set_threshold(50_000, 50, 50)  # as in `conftest.py`
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
@@ -176,8 +222,15 @@ def main() -> None:
     make_libraries_quick()
     get_checkpoint_conversion_mapping("llama")  # the first load of a model makes a table with hundreds of patterns
     problems.demo_rows("train")
+
+
+def main() -> None:
+    if sys.argv[1:]:
+        accept(sys.argv[1])
+    import_libraries()
     for line in sys.stdin:
         print(json.dumps(launch(*json.loads(line))), flush=True)
+    os._exit(0)  # as in `run_to_the_end`
 
 
 if __name__ == "__main__":
