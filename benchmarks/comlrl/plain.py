@@ -37,35 +37,36 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("comlrl_plain.json"), help="where the JSON goes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    steps, points, seeds = STEPS, POINTS, range(options.first_seed, options.first_seed + options.seeds)
+    steps, points, size = STEPS, POINTS, SIZE
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     curves = []
     with tempfile.TemporaryDirectory() as folder:
         if options.smoke:
-            steps, points, seeds = 2, 2, range(1)
+            steps, points, size, seeds = 2, 2, 4, range(1)
             save_model(Path(folder), hidden_size=64, num_layers=1)
         model = folder if options.smoke else demo_model()
         for seed in seeds:
-            rewards = train(model, seed, steps)
+            rewards = train(model, seed, steps, size)
             stretch = steps // points
             curves.append([statistics.mean(rewards[k : k + stretch]) for k in range(0, steps, stretch)])
             options.output.write_text(json.dumps({"by_seed": curves}, indent=2) + "\n")
-    print("env steps up to " + "".join(f"{SIZE * steps // points * (k + 1):7}" for k in range(points)))
+    print("env steps up to " + "".join(f"{size * steps // points * (k + 1):7}" for k in range(points)))
     print("plain PyTorch   " + "".join(f"{statistics.mean(column):7.2f}" for column in zip(*curves, strict=True)))
     means = [statistics.mean(curve) for curve in curves]
     error = f" +- {statistics.stdev(means) / len(means) ** 0.5:.2f} (standard error)" if len(means) > 1 else ""
     print(f"mean over the whole run: {statistics.mean(means):.2f}{error}, {len(means)} seeds")
 
 
-def train(model: str, seed: int, steps: int) -> list[float]:
+def train(model: str, seed: int, steps: int, size: int) -> list[float]:
     """Trains a team that starts from a model, and returns the mean joint reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     agents = {role: AutoModelForCausalLM.from_pretrained(model) for role in ROLES}
     optimizers = {role: torch.optim.AdamW(agents[role].parameters(), lr=CURVE_LEARNING_RATE) for role in ROLES}
     score = load_reward("code")
     torch.manual_seed(seed)
-    dataset, means = items(steps * SIZE, seed), []
+    dataset, means = items(steps * size, seed), []
     for step in tqdm(range(steps), desc=f"seed {seed}", unit="step"):
-        batch = dataset[SIZE * step : SIZE * (step + 1)]
+        batch = dataset[size * step : size * (step + 1)]
         sampled = {role: sample(agents[role], tokenizer, [item[f"{role}_prompt"] for item in batch]) for role in ROLES}
         texts = {
             role: tokenizer.batch_decode([ids for _, ids in pairs], skip_special_tokens=True)
@@ -81,7 +82,7 @@ def train(model: str, seed: int, steps: int) -> list[float]:
                 log_p = (
                     agents[role](torch.cat([prompt, completion])[None]).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
                 )
-                (-advantage * log_p.gather(1, completion[:, None]).sum() / SIZE).backward()
+                (-advantage * log_p.gather(1, completion[:, None]).sum() / size).backward()
             optimizers[role].step()
     return means
 

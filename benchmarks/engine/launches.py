@@ -2,7 +2,7 @@
 Counts what a step launches, on a CPU: kernels of the update of a micro-batch and of a sampled token.
 
     python -m benchmarks.engine.launches           # about 2 minutes on one core
-    python -m benchmarks.engine.launches --smoke   # seconds: two layers
+    python -m benchmarks.engine.launches --smoke   # seconds: one layer
 
 A launch is an operation of torch that is no view. Their number does not depend on the width of a model, so the models
 are Qwen2 with the depth of a real one and a tiny width. Products are in bfloat16 (autocast), adapters of rank 16 on
@@ -244,12 +244,12 @@ def sequence_by_sequence(form: str, layers: int, rows: int, num_agents: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("--smoke", action="store_true", help="seconds: two layers, two agents")
+    parser.add_argument("--smoke", action="store_true", help="seconds: one layer, two agents")
     parser.add_argument("--layers", type=int, default=24, help="layers of a model (default: 24)")
     parser.add_argument("--output", type=Path, default=Path("launches.json"), help="where the JSON goes")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    layers, numbers = (2, [1, 2]) if options.smoke else (options.layers, [1, 2, 4])
+    layers, numbers = (1, [1, 2]) if options.smoke else (options.layers, [1, 2, 4])
     results = {}
 
     def show(name: str, *cells: float) -> None:

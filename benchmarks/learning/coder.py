@@ -181,13 +181,16 @@ def main() -> None:
     parser.add_argument("--sampled", action="store_true", help="evaluate with four sampled answers, too")
     options = parse_rows(parser, ROWS, "coder.json")
     with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
+        folder, rows = options.folder or Path(temporary), ROWS
         if options.smoke:
             options.model, options.tokens = chat_model(folder / "model"), 4
             options.rows = ["small_untrained", "small_trained"]
-            options.arguments += ["max_steps=1", "max_completion_length=4"]
+            options.arguments += ["max_steps=1", "max_completion_length=4", "items_per_device=1", "num_generations=2"]
+            rows = {
+                name: (config, ["dataset.eval_split=test[:2]"], trained) for name, (config, _, trained) in ROWS.items()
+            }
         for row in () if options.show else options.rows:
-            measure(row, ROWS, options, folder, GREEDY | SAMPLED if options.sampled else GREEDY)
+            measure(row, rows, options, folder, GREEDY | SAMPLED if options.sampled else GREEDY)
         found = {row: episodes_of(folder / row) for row in ROWS}
         drawn = {row: episodes_of(folder / row / name) for name in SAMPLED for row in ROWS}
         tables = [table(found, folder), sampled(drawn), chains(found), cut(found), courses(folder), differences(found)]
@@ -350,7 +353,7 @@ def cut(found: dict[str, list[dict[str, Any]]]) -> list[str]:
         for row, episodes in found.items():
             if not episodes or len(episodes[0]["turns"][-1]["completions"]) < 2:
                 continue
-            items = next(load for prefix, load in ITEMS.items() if row.startswith(prefix))().to_list()
+            items = next(load for prefix, load in ITEMS.items() if row.startswith(prefix))().to_list()[: len(episodes)]
             actions = [{**episode["turns"][-1]["completions"], "aux": ""} for episode in episodes]
             outcomes = environment.evaluate(items, actions, [()] * len(items))
             cells = []
