@@ -1,3 +1,4 @@
+import compileall
 import gc
 import gzip
 import os
@@ -22,6 +23,7 @@ from forked import Forked, start_shared
 # The process that distributes tests to workers loads this file before it starts them. It need not import what takes
 # seconds
 
+PACKAGE = Path(__file__).parents[1] / "trl_multiagent"
 # Libraries make a million objects when they are imported. With Python's thresholds, a fifth of that time goes into
 # looking at them again
 gc.set_threshold(50_000, 50, 50)
@@ -52,6 +54,9 @@ test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_c
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):
+        # As pip does. The helpers of a sandbox write no bytecode, and would compile themselves at every start
+        compileall.compile_dir(PACKAGE / "code" / "sandbox" / "helpers", quiet=2)
     if config.getoption("numprocesses", None):  # in the process that distributes tests to workers
         config.forked = start_shared()
 
@@ -133,7 +138,7 @@ def sandbox(request):
 def shared_data(tmp_path_factory) -> Path:
     """A folder with the benchmarks that come with the package, as JSON lines."""
     folder = tmp_path_factory.mktemp("benchmarks")
-    for packed in (Path(__file__).parents[1] / "trl_multiagent" / "data").glob("*.gz"):
+    for packed in (PACKAGE / "data").glob("*.gz"):
         (folder / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
     return folder
 
