@@ -115,20 +115,20 @@ def descendants(pid):
 
 @pytest.mark.parametrize("number", [1, 3])  # the candidate alone, and the verifier and the zygote as well
 def test_processes_that_are_stopped_for_a_while_lose_nothing(number):
-    source = "import time\ndef f(x):\n    time.sleep(0.4)\n    sum(range(10**6))\n    time.sleep(0.4)\n    return x"
-    with Sandbox(workers=1, check_timeout=1.5) as sandbox:
+    source = "import time\ndef f(x):\n    time.sleep(0.3)\n    sum(range(10**6))\n    time.sleep(0.3)\n    return x"
+    with Sandbox(workers=1, check_timeout=1.0) as sandbox:
         sandbox.run(honest(1))
         (slot,) = sandbox._slots
         stopped = []
 
         def stop():
             wait_until(lambda: descendants(slot.processes[0].pid))
-            time.sleep(0.3)
+            time.sleep(0.2)
             own = [slot.processes[1].pid, slot.processes[0].pid, descendants(slot.processes[0].pid)[-1]]
             stopped.extend(own[-number:])
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
-            time.sleep(2.0)
+            time.sleep(1.2)
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
 
@@ -136,7 +136,7 @@ def test_processes_that_are_stopped_for_a_while_lose_nothing(number):
         stopper.start()
         (verdict,) = sandbox.run([Program(source, "f", CHECK)])
         stopper.join()
-        assert stopped and verdict.passed == 1 and verdict.seconds > 2.0
+        assert stopped and verdict.passed == 1 and verdict.seconds > 1.2
 
 
 def test_helpers_that_do_not_start_are_an_error(monkeypatch):
