@@ -143,8 +143,7 @@ def update(teams: Path, output: Path, items_per_device: int, case: str) -> dict:
     shares = [x["turn_1/early_terminated"] for x in trainer.state.log_history if "reward" in x]
     acting_roles = gather_object([[role for role in team.roles if any(acting(role, x) for x in trainer._turns)]])
     report = {"early_terminated": shares, "results": results, "acting": acting_roles}
-    zero = trainer.accelerator.state.deepspeed_plugin
-    if case in SAMPLED or (zero is not None and zero.zero_stage == 3):
+    if case in [*SAMPLED, "experts"]:
         report |= sampled(trainer)
     return {**save(trainer, output / case), **report}
 

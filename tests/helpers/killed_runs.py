@@ -66,7 +66,7 @@ SETTINGS = {
     },
     "ahead": {
         **{"rollouts_ahead": 1, "num_turns": 2, "num_generations": 2, "environment": MoodyEnvironment()},
-        **{"per_device_train_batch_size": 2, "eval_strategy": "steps", "eval_steps": 3, "eval_dataset": tiny_items(3)},
+        **{"per_device_train_batch_size": 4, "eval_strategy": "steps", "eval_steps": 3, "eval_dataset": tiny_items(3)},
         **{"save_steps": 2, "logging_steps": 3},
     },
     "two_processes": {

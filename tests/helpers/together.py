@@ -26,7 +26,7 @@ RANK = int(os.environ["RANK"])
 
 
 def trainer(**arguments):
-    arguments = {"num_turns": 3, "num_generations": 2, "per_device_train_batch_size": 4, **arguments}
+    arguments = {"num_turns": 2, "num_generations": 2, "per_device_train_batch_size": 4, **arguments}
     arguments.setdefault("per_device_eval_batch_size", 2)  # both processes have items to evaluate
     team = arguments.pop("team", None) or team_of("full", num_hidden_layers=1)
     return tiny_trainer(FOLDER / "run", team, **arguments)
@@ -141,7 +141,7 @@ def refused(**arguments):
 def failures():
     environment = tiny_environment()
     environment.transition = broken_transition
-    yield "transition", failing(environment=environment)
+    yield "transition", failing(environment=environment, num_turns=3)
     yield "generation", failing(trainer=NoMemory)
     yield "nan loss", failing(trainer=NoNumber)
     if PartialState().distributed_type == DistributedType.DEEPSPEED:
@@ -159,7 +159,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     faulthandler.dump_traceback_later(600, exit=True)  # processes that wait for each other say where
     seen = {
-        "ends": differing(one_ends_at_once),
+        "ends": differing(one_ends_at_once, num_turns=3),
         # The first trainer has told transformers of ZeRO-3, so this team is loaded in parts
         "learns nothing": differing(
             one_learns_nothing, team=AgentTeam.from_pretrained(sys.argv[2], ["aux", "main"]), beta=0.1
@@ -167,7 +167,8 @@ if __name__ == "__main__":
         **dict(failures()),
     }
     torch.save(seen, FOLDER / f"{RANK}.pt")
-    last = trainer(environment=tiny_environment(reward={"exit": exiting_reward, "killed": killed}[sys.argv[3]]))
+    reward = {"exit": exiting_reward, "killed": killed}[sys.argv[3]]
+    last = trainer(environment=tiny_environment(reward=reward), num_turns=1)
     try:
         last.train()
     except Exception:
