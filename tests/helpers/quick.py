@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import json
 import os
+import ssl
 import subprocess
 import sys
 import uuid
@@ -51,6 +52,8 @@ def make_libraries_quick() -> None:
     if not torch.cuda.is_available():
         # Of a device that is not there, torch keeps every seed with the stack of its caller
         torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
+    # Every client of an endpoint reads all certificates of the machine
+    ssl.SSLContext.load_verify_locations = load_verify_locations
     # Every training ends with a page, which takes as long
     RunReport.drawn, RunReport.refresh = RunReport.refresh, no_page
     # datasets computes a checksum of every table, for caches of what is made of it. These tables are in memory
@@ -93,6 +96,11 @@ def start_helper(self, attempts, start, *arguments):
             return START(self, attempts, start, *arguments)
         PROBED[key] = output
     return Probe(PROBED[key])
+
+
+def load_verify_locations(self, *args, **kwargs):
+    if "SSL_CERT_FILE" in os.environ:  # those of a test
+        super(ssl.SSLContext, self).load_verify_locations(*args, **kwargs)
 
 
 def constrained(hint, limits):

@@ -343,7 +343,7 @@ def test_no_other_seed_starts_after_a_signal(forked, tmp_path):
     """Also if the run of the first seed was in its last step and is complete."""
     first = (
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nos.kill(os.getppid(), "
-        "15)\ntime.sleep(1)"
+        "15)\ntime.sleep(0.3)"
     )
     script = tmp_path / "seeds.py"
     script.write_text(SEEDS)
