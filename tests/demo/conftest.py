@@ -18,10 +18,6 @@ def run_without_network(tmp_path_factory):
         guard = str(Path(__file__).parent / "no_network")
         variables = {"PYTHONPATH": os.pathsep.join([guard, str(REPOSITORY)]), "NETWORK_LOG": str(log)}
         variables |= {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-        variables["DS_ACCELERATOR"] = (
-            "cpu"  # DeepSpeed, which only the tests install, would print that it found no GPU
-        )
-        variables["TRANSFORMERS_VERBOSITY"] = "warning"  # below it there is no progress bar
         variables = {**os.environ, **variables, **environment}
         options = {"cwd": REPOSITORY, "env": variables, "capture_output": True, "text": True, "timeout": 600}
         process = subprocess.run([sys.executable, *arguments], **options)
@@ -37,16 +33,17 @@ def demo_cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_run(run_without_network, demo_cache, tmp_path_factory):
+def demo_run(forked, demo_cache, tmp_path_factory):
     """
     One training step of the demo's recipe, with an empty cache, no network and one answer to each held-out problem:
     process, log of the network, folder.
     """
-    outputs = tmp_path_factory.mktemp("outputs")
-    process, network = run_without_network(
-        *(str(Path(__file__).parent / "one_answer" / "train_magrpo.py"), "--config"),
+    outputs, log = tmp_path_factory.mktemp("outputs"), tmp_path_factory.mktemp("network") / "log"
+    process = forked.run(
+        *(Path(__file__).parent / "one_answer" / "train_magrpo.py", "--config"),
         *("recipes/code_generation/configs/magrpo_demo.yaml", "--override", "magrpo.max_steps=1"),
         f"output.base_dir={outputs}",
-        TRL_MULTIAGENT_CACHE=str(demo_cache),
+        cwd=REPOSITORY,
+        environment={"TRL_MULTIAGENT_CACHE": str(demo_cache), "NETWORK_LOG": str(log)},
     )
-    return process, network, outputs
+    return process, log.read_text() if log.exists() else "", outputs

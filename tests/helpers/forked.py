@@ -30,6 +30,9 @@ FORKED_CHILDREN = Path(__file__).with_name("forked_children.py")
 FORKING = {"PET_RUN_PATH": "1", "PET_START_METHOD": "fork"}
 SHARED = "TESTS_FORKED"  # names the variable with the address of the process that the workers share
 SETTINGS = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+SETTINGS["TRANSFORMERS_VERBOSITY"] = "warning"
+NO_NETWORK = Path(__file__).parents[1] / "demo" / "no_network" / "sitecustomize.py"
+IMPORTED = "TESTS_IMPORTED"  # has what the imports wrote to the error stream, and which network they looked for
 DEADLINE = 600  # seconds, after which processes that wait for each other say where and end
 
 
@@ -209,10 +212,29 @@ def accept(address: str) -> None:
 
 @functools.cache
 def import_libraries() -> None:
+    """Imports without a network, and notes what is seen of it."""
+    runpy.run_path(str(NO_NETWORK))
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("network", "stderr")]
+        os.environ["NETWORK_LOG"] = str(files[0])
+        stderr = os.dup(2)
+        os.dup2(os.open(files[1], os.O_WRONLY | os.O_CREAT), 2)
+        try:
+            import_all()
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            del os.environ["NETWORK_LOG"]  # which ends the guard
+        os.environ[IMPORTED] = "".join(file.read_text() for file in files if file.is_file())
+
+
+def import_all() -> None:
     gc.set_threshold(50_000, 50, 50)  # as in `conftest.py`
+    from transformers import logging
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-    from trl_multiagent.configs.recipes.demo import problems
+    from trl_multiagent.configs.recipes.demo import problems, report  # noqa: F401
 
     import tiny  # noqa: F401
     from process_group import import_deepspeed
@@ -222,6 +244,8 @@ def import_libraries() -> None:
     make_libraries_quick()
     get_checkpoint_conversion_mapping("llama")  # the first load of a model makes a table with hundreds of patterns
     problems.demo_rows("train")
+    logging.set_verbosity_error()
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 
 def main() -> None:

@@ -286,8 +286,11 @@ def test_a_wrong_argument(folder, capsys, argv, expected):
 
 # Runs the scripts that its argument lists, one after the other, and says how each of them ended
 PROGRAMS = """
-import json, runpy, sys
+import json, os, runpy, sys
+from transformers import logging
 
+sys.stderr.write(os.environ["TESTS_IMPORTED"])
+logging.set_verbosity_warning()
 for sys.argv in json.loads(sys.argv[1]):
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
@@ -296,21 +299,16 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
-def test_programs_end_with_exit_status_2_and_one_line(folder):
+def test_programs_end_with_exit_status_2_and_one_line(folder, forked):
     root = Path(__file__).parents[2]
     programs = [
         ["trl_multiagent/cli.py", "train", "magrpo", "--override", "magrpo.top_p=2"],
         ["recipes/code_generation/train_grpo.py", "--frozen_agents", "nobody", "--dry_run"],
     ]
     programs = [[str(root / script), *argv, "--config", "config.yaml"] for script, *argv in programs]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAMS, json.dumps(programs)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root), "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
-    )
-    # And no line of another library
+    Path("programs.py").write_text(PROGRAMS)
+    done = forked.run(folder / "programs.py", json.dumps(programs), cwd=folder, environment={"HOME": str(folder)})
+    # And no line of another library, also not when it was imported
     lines = [line for line in done.stderr.splitlines() if not line.startswith("sandbox ")]
     assert done.stdout == "" and len(lines) == 2 * len(programs), done.stderr
     assert all(": error: " in line for line in lines[::2]) and lines[1::2] == ["ended with 2"] * len(programs)

@@ -1,4 +1,7 @@
-"""On the path of a Python process, it refuses and writes down every use of a network other than the machine's own."""
+"""
+On the path of a Python process, it refuses and writes down every use of a network other than the machine's own while
+`NETWORK_LOG` names a file.
+"""
 
 import os
 import sys
@@ -10,6 +13,8 @@ LOOKED_UP = ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr
 
 
 def refuse(event, args):
+    if "NETWORK_LOG" not in os.environ:
+        return
     if event in ADDRESSED:
         address = args[1]
         if not isinstance(address, tuple):  # a Unix socket, or none
