@@ -89,13 +89,13 @@ def exact_distribution(model, prompt, settings):
 def test_samples_follow_the_policy(settings):
     """
     The frequencies of the first token are the exact probabilities, also for a padded prompt, whose padding has no
-    penalty. With 4000 seeds the error of a frequency is at most 0.008, and no token outside of the nucleus is drawn.
+    penalty. With 3000 seeds the error of a frequency is at most 0.0091, and no token outside of the nucleus is drawn.
     """
     model = tiny_llama(initializer_range=0.6)
-    groups = generate_groups(model, PROMPTS, seeds_of(4000), config(max_new_tokens=1, **settings))
+    groups = generate_groups(model, PROMPTS, seeds_of(3000), config(max_new_tokens=1, **settings))
     for prompt, group in zip(PROMPTS, groups, strict=True):
         probabilities = exact_distribution(model, prompt, settings)
-        counts = torch.bincount(torch.tensor(group).flatten(), minlength=258) / 4000
+        counts = torch.bincount(torch.tensor(group).flatten(), minlength=258) / 3000
         assert (counts - probabilities).abs().max() < 0.03
         assert not counts[probabilities == 0].any() and probabilities.max() > 0.1  # far from uniform
 
