@@ -55,8 +55,9 @@ test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_c
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        # As pip does. The helpers of a sandbox write no bytecode, and would compile themselves at every start
-        compileall.compile_dir(PACKAGE / "code" / "sandbox" / "helpers", quiet=2)
+        # As pip does. The helpers of a sandbox write no bytecode, and would compile themselves at every start, as would
+        # all other processes where Python is told to write none
+        compileall.compile_dir(PACKAGE, quiet=2)
     if config.getoption("numprocesses", None):  # in the process that distributes tests to workers
         config.forked = start_shared()
 
