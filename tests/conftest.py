@@ -55,8 +55,8 @@ test_bug_fixing test_trace test_code_data test_seats test_code_extraction test_c
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
-        # As pip does. The helpers of a sandbox write no bytecode, and would compile themselves at every start, as would
-        # all other processes where Python is told to write none
+        # As pip does. The helpers of a sandbox write no bytecode, and would compile themselves at every start. Where
+        # Python is told to write none, so would all other processes
         compileall.compile_dir(PACKAGE, quiet=2)
     if config.getoption("numprocesses", None):  # in the process that distributes tests to workers
         config.forked = start_shared()
@@ -83,18 +83,34 @@ def pytest_collection_finish():
     make_libraries_quick()
 
 
+KNOWN, SEEN = set(), [None]
+
+
+def new_modules() -> set[str]:
+    """Returns the names of the modules that are new since the last call. There are thousands, and new ones seldom."""
+    state = len(sys.modules), next(reversed(sys.modules))
+    if state == SEEN[0]:
+        return set()
+    names = {*sys.modules}
+    new = names - KNOWN
+    KNOWN.intersection_update(names)
+    KNOWN.update(new)
+    SEEN[0] = state
+    return new
+
+
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path_factory):
     """
     Forgets the modules that a test wrote into a temporary folder and imported. The next test may write another by that
     name.
     """
-    before = set(sys.modules)
+    new_modules()
     yield
     for name in ("PYTHONSAFEPATH", "TRL_MULTIAGENT_COMMAND"):  # a command sets them for the processes that it starts
         os.environ.pop(name, None)
     folder = str(tmp_path_factory.getbasetemp())
-    for name in set(sys.modules) - before:
+    for name in new_modules():
         if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
             del sys.modules[name]
 
