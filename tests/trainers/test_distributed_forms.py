@@ -31,7 +31,7 @@ LAUNCHES = {
 
 # Offloading moves the shards of ZeRO-3 and nothing else, so what runs with it need not run without
 OFFLOADED = ["full", "lora and whole modules", "fresh adapters", "experts", "adapters as critics"]
-# ZeRO-2 does what ZeRO-1 does, and shards gradients besides
+# ZeRO-2 does what ZeRO-1 does, and shards gradients besides. No code of this package distinguishes the two
 PARTITIONED = ["full", "shared", "lora", "frozen partner", "experts", "critics", "adapters as critics", "workflow"]
 PARTITIONED += ["preferences", REWARD_MODEL]
 # Under ZeRO-3, "lora" recomputes activations, too, and "workflow" and "value heads" shard what the last two do
@@ -39,7 +39,7 @@ SHARDED_BY_OTHERS = ["workflow in episodes", "workflow with critics"]
 SHARDED_BY_OTHERS += ["central critic"]  # "critics" and "workflow" do what it does
 CASES_OF = {
     "DDP": [case for case in CASES if case != "value heads"],  # which the workflow with critics has
-    "ZeRO-1": ["full", "lora"],
+    "ZeRO-1": ["lora"],
     "ZeRO-2": [*PARTITIONED, "workflow in episodes"],  # ranks whose episodes differ in length
     # The preferences have a frozen adapter
     "ZeRO-3": [case for case in CASES if case == "full" or case not in [*OFFLOADED, *SHARDED_BY_OTHERS]],
