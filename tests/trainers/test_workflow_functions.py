@@ -1,6 +1,7 @@
 """Tasks that are coroutines, in trees and in episodes that live, against computations in plain PyTorch."""
 
 import asyncio
+import itertools
 import math
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -821,6 +824,44 @@ def test_a_fork_goes_on_as_its_branch_did():
     turns = play(run, [{"x": "1"}, {"x": "2"}], scripted(ANSWERS), num_turns=1, num_generations=2)
     assert [node.rewards for node in turns[0]] == [[1.0, 1.0]] * 2
     assert calls == [("g", "10", "20"), ("f", "20"), ("f", "21", "21"), ("g", "22")]
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_the_result_of_a_call_does_not_depend_on_when_others_are_made(is_random):
+    """Two calls with one argument in an episode have two results."""
+    calls, waits = [], itertools.count()
+
+    def judge(arguments):
+        calls.extend(arguments)
+        return [len(calls) * is_random for _ in arguments]
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        async def part(name):
+            await asyncio.sleep(0.005 * (next(waits) * 7 % 5))
+            return [await agents.call(judge, (item["x"], name)) for _ in range(2)]
+
+        found = await asyncio.gather(*map(part, "abcd"))
+        await agents.aux(f"{found}:")
+        await agents.main(f"{found}:")
+        return 1.0
+
+    play(run, [{"x": 1}, {"x": 2}], scripted(ANSWERS), num_turns=2, num_generations=3)
+    assert Counter(calls) == {(x, name): 2 for x in (1, 2) for name in "abcd"}
+
+
+def test_results_of_calls_are_forgotten_outside_of_a_run():
+    numbers = itertools.count()
+
+    def judge(texts):
+        return [next(numbers) for _ in texts]
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        return await agents.call(judge, await agents.aux("Say:"))
+
+    item = {}
+    assert [run.score([item], [{"aux": "a"}], [()])[0].reward for _ in range(3)] == [0.0, 1.0, 2.0]
 
 
 def test_a_branch_gets_its_own_result_of_its_own_argument():

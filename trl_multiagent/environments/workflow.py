@@ -22,6 +22,7 @@ import pickle
 import signal
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Thread
@@ -124,15 +125,16 @@ class Agents:
         """
         Calls a function, such as a judge or a sandbox, in a thread, once for all branches that wait for it. It gets a
         list of their arguments and returns a list of results, of which each branch gets its own. In a tree, a branch
-        that runs again gets its earlier result, which belongs to the item, the argument and the number of the call.
+        that runs again gets its earlier results. Of two calls with one argument in an episode, each has its own.
         """
         hash(function)  # an error of the workflow, not of the thread
         episode, future = self._episode, NotAwaited()
         content: Any = future  # of what cannot be compared; a `repr` leaves the middle of a long array out
         with suppress(Exception):
             content = pickle.dumps(argument)
-        episode.num_calls += 1
-        episode.calls.append(((function, id(episode.item), episode.num_calls, content), argument, future))
+        place = function, id(episode.item), content
+        episode.num_calls[place] += 1
+        episode.calls.append(((*place, episode.num_calls[place]), argument, future))
         return future
 
     def reward(self, number: float, role: str | None = None) -> None:
@@ -171,8 +173,8 @@ class Episode:
 
     def __init__(self, environment: "WorkflowEnvironment", item: dict):
         run, roles = environment.run, environment.roles
-        self.asked: dict[str, tuple[Prompt, asyncio.Future]] = {}
-        self.calls, self.num_calls, self.item = environment._calls, 0, item
+        self.asked: dict[str, NotAwaited] = {}
+        self.calls, self.num_calls, self.item = environment._calls, Counter[Any](), item
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
@@ -290,7 +292,7 @@ class WorkflowEnvironment(Environment):
         self.__name__ = run.__name__
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played
-        # The result of each call in a batch, by function, item, number of the call, and argument
+        # The result of each call in a batch, by function, item, argument, and the number of such calls in the episode
         self._results: Any = {}
 
     def __repr__(self) -> str:
@@ -565,14 +567,17 @@ class WorkflowEnvironment(Environment):
 
     def _play(self, turn: Callable[[], Coroutine]) -> Any:
         """Runs a part of a turn on the event loop of this process."""
-        with self.playing(None, True) if self._open is None else nullcontext():
-            try:
-                return run_on_loop(turn(), self.timeout)
-            except Blocked as error:
-                raise TaskError(
-                    f"{self.name} waited for more than {self.timeout:g} s{self._line_in(error.frames)}, in a call "
-                    "that is not awaited."
-                ) from error
+        if self._open is None:
+            self._results.clear()
+            with self.playing(None, True):
+                return self._play(turn)
+        try:
+            return run_on_loop(turn(), self.timeout)
+        except Blocked as error:
+            raise TaskError(
+                f"{self.name} waited for more than {self.timeout:g} s{self._line_in(error.frames)}, in a call "
+                "that is not awaited."
+            ) from error
 
 
 def anchor_of(item: dict, history: History) -> Any:
