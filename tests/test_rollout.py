@@ -174,7 +174,7 @@ def test_a_chain_compares_the_joint_actions_of_its_last_node():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ([1.0], "`Compared` returned 1 rewards for 2 joint actions"),
+        ([1.0], "`Compared` returned a list of 1; it must return a list of 2 numbers"),
         ([1.0, math.nan], "`Compared` returned the reward nan for joint action 2 of 2"),
         (["a", 1.0], "`Compared` returned the reward 'a'"),
         ([{"aux": 1.0}] * 2, "`Compared` returned rewards by role; it must return a number for each episode"),

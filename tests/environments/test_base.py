@@ -143,7 +143,7 @@ class Unprintable(Exception):
 
 RETURNED = {
     "None": (lambda: None, "returned None; it must return a list of 2 numbers"),
-    "too few": (lambda: [1.0], "returned 1 rewards for 2 joint actions"),
+    "too few": (lambda: [1.0], "returned a list of 1; it must return a list of 2 numbers"),
     "a generator": (lambda: (x for x in [1.0, 2.0]), "(generator); it must return a list"),
     "a matrix": (lambda: numpy.zeros((2, 3)), "(ndarray) for joint action 1 of 2; it must be a number."),
     "texts": (lambda: [1.0, "2.0"], "returned the reward '2.0' (str) for joint action 2 of 2"),
@@ -315,7 +315,7 @@ class Own(Environment):
 
 BAD_OUTCOMES = [
     (None, "`Own.score` returned None; it must return a list of 2 outcomes."),
-    ([Outcome(1.0)], "`Own.score` returned 1 outcomes; it must return a list of 2 outcomes."),
+    ([Outcome(1.0)], "`Own.score` returned a list of 1; it must return a list of 2 outcomes."),
     ([Outcome(1.0), "good"], "returned 'good' (str) for joint action 2 of 2; it must return an `Outcome`"),
     ([1.0, float("nan")], "`Own.score` returned the reward nan for joint action 2 of 2"),
     ([Outcome(None), Outcome(1.0)], "`Own.score` returned the reward None for joint action 1 of 2"),

@@ -440,6 +440,12 @@ def test_mistakes_get_a_sentence():
         def __call__(self, texts):
             return texts
 
+    def returns_none(numbers):
+        pass
+
+    def interrupts(numbers):
+        raise KeyboardInterrupt("by itself")
+
     def asks(**settings):
         return lambda agents: agents.aux("a", **settings)
 
@@ -453,9 +459,11 @@ def test_mistakes_get_a_sentence():
         (forgets, "without `await`"),
         (measures, "'NotAwaited' has no len"),
         (lambda agents: agents[5]("a"), "no role 5; the roles are aux, main"),
-        (lambda agents: agents.call(len, 1), r"`len` raised TypeError.*line \d+ of test_workflow_functions"),
+        (lambda agents: agents.call(sum, "a"), r"`sum` raised TypeError.*line \d+ of test_workflow_functions"),
         (lambda agents: agents.call(Unhashable(), "a"), r"unhashable type: 'Unhashable' \(line \d+ of test_workflow"),
-        (lambda agents: agents.call(lambda texts: [], "a"), "The function `<lambda>` raised ValueError"),
+        (lambda agents: agents.call(returns_none, 1), r"`returns_none` returned None; it must return a list of 1 res"),
+        (lambda agents: agents.call(lambda texts: [], "a"), "`<lambda>` returned a list of 0; it must return a list"),
+        (lambda agents: agents.call(interrupts, 1), r"raised KeyboardInterrupt: by itself \(line \d+ of test_"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),
         (logs, "'reward_mean', which is logged anyway"),
@@ -915,6 +923,21 @@ def test_an_episode_has_no_reward_if_its_judge_is_gone():
 
     ((node,),) = grow_trees([{}], run, scripted(ANSWERS), score, num_turns=1, num_generations=2)
     assert all(map(math.isnan, node.rewards))
+
+
+def test_the_timeout_of_a_turn_counts_its_calls():
+    @workflow(roles=("aux",), timeout=1.5)
+    async def run(item, agents):
+        for k in range(2):
+            await agents.call(judge, k)
+        return float(len(await agents.aux("Say:")))
+
+    def judge(numbers):
+        time.sleep(0.9)
+        return numbers
+
+    with pytest.raises(TaskError, match=r"waited for more than 1\.5 s for `judge`, in `agents.call`"):
+        play(run, [{}], scripted(ANSWERS), num_turns=1)
 
 
 def test_a_judge_that_hangs_is_named_and_keeps_no_process():

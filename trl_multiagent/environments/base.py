@@ -427,8 +427,7 @@ def ask(environment: Environment, items: list[dict], histories: list[History]) -
     name = f"`{type(environment).__name__}.{method}`"
     with in_task_code(), task_code(name):
         prompts = environment.next_prompts(items, histories)
-    if not isinstance(prompts, list | tuple) or len(prompts) != len(items):
-        raise TaskError(f"{name} returned {show(prompts)}; it must return a list of {len(items)} dicts, one per item.")
+    prompts = as_list(name, prompts, len(items), "dicts, one per item")
     for item_prompts, history in zip(prompts, histories, strict=True):
         check_prompts(name, item_prompts, environment.roles)
         if not item_prompts and not history:
@@ -490,10 +489,7 @@ def judge(
     with in_task_code(), task_code(name):
         method = environment.evaluate if evaluation else environment.score
         outcomes = method(items, joint_actions, histories)
-    values = as_list(outcomes)
-    if values is None or len(values) != count:
-        returned = show(outcomes) if values is None else f"{len(values)} outcomes"
-        raise TaskError(f"{name} returned {returned}; it must return a list of {count} outcomes.")
+    values = as_list(name, outcomes, count, "outcomes")
     places = dict[int, int]()
     for position, outcome in enumerate(values):
         where = f"for joint action {position + 1} of {count}"

@@ -100,15 +100,8 @@ def as_rewards(name: str, rewards: Any, count: int) -> list[dict[str, float] | f
     a number means that the function does not apply. Raises [`TaskError`] if the value is not a list with `count` of
     these, or a number is not finite.
     """
-    wanted = f"it must return a list of {count} numbers, one per joint action"
-    values = as_list(rewards)
-    if values is None:
-        raise TaskError(f"{name} returned {show(rewards)}; {wanted}.")
-    if len(values) != count:
-        raise TaskError(f"{name} returned {len(values)} rewards for {count} joint actions; {wanted}.")
-
     numbers: list[dict[str, float] | float | None] = []
-    for position, value in enumerate(values):
+    for position, value in enumerate(as_list(name, rewards, count, "numbers, one per joint action")):
         where = f"for joint action {position + 1} of {count}"
         if isinstance(value, Mapping):
             numbers.append({str(role): as_reward(name, x, where, position) for role, x in value.items()})
@@ -127,12 +120,19 @@ def as_reward(name: str, reward: Any, where: str, position: int, may_be_nan: boo
     return number
 
 
-def as_list(values: Any) -> list[Any] | None:
-    """Returns the entries of a list, tuple, array or tensor; `None` for anything else."""
+def as_list(name: str, values: Any, count: int, what: str) -> list[Any]:
+    """
+    Returns the entries of a list, tuple, array or tensor that the function `name` returned. Raises [`TaskError`] if
+    the value is anything else, or does not have `count` entries. `what`: they are, in the message.
+    """
+    returned = ""
     if isinstance(values, Collection) and not isinstance(values, str | bytes | Mapping | Set):
         with contextlib.suppress(TypeError):  # a tensor without a dimension
-            return list(values)
-    return None
+            entries = list(values)
+            if len(entries) == count:
+                return entries
+            returned = f"a list of {len(entries)}"
+    raise TaskError(f"{name} returned {returned or show(values)}; it must return a list of {count} {what}.")
 
 
 def as_number(value: Any) -> float | None:

@@ -48,6 +48,7 @@ from trl_multiagent.environments.base import (
 from trl_multiagent.environments.task_errors import (
     TaskError,
     UnavailableError,
+    as_list,
     as_number,
     describe,
     function_name,
@@ -250,8 +251,8 @@ class WorkflowEnvironment(Environment):
         live (`bool`, *optional*, defaults to `False`): Whether the coroutine holds something that cannot be replayed.
             Such a workflow needs `branching: episodes`.
         max_turns (`int`, *optional*, defaults to `20`): Most turns of an episode if `num_turns` is not given.
-        timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, per turn, or be in a
-            call that is not awaited.
+        timeout (`float`, *optional*): Seconds that a workflow may wait for anything but agents, also in `agents.call`,
+            per turn, or be in a call that is not awaited.
         max_open (`int`, *optional*): Most episodes that may be open at once.
         group_reward (`Callable`, *optional*): `group_reward(item, episodes) -> list[float]`, called once per item with
             the turns of all its finished branches. What it returns is added to the last reward of each.
@@ -465,10 +466,10 @@ class WorkflowEnvironment(Environment):
                 is_quiet = False
                 for function in dict.fromkeys(place[0] for place, *_ in calls):
                     if own := {p: x for p, x, _ in calls if p[0] == function and p not in self._results}:
-                        await self._call(function, own)
+                        await self._call(function, own, deadline - loop.time())
                 for place, _, future in calls:  # together and in their order, so that a fork goes on as its branch did
                     result, give = self._results[place], future.set_result
-                    if isinstance(result, TaskError):
+                    if isinstance(result, TaskError | KeyboardInterrupt):
                         give = future.set_exception
                     else:
                         with suppress(Exception):  # what cannot be copied is shared
@@ -476,15 +477,16 @@ class WorkflowEnvironment(Environment):
                     if not future.done():
                         give(result)
 
-    async def _call(self, function: Callable, own: dict[Any, Any]) -> None:
-        """Calls a function once for all calls that wait for it, and keeps their results."""
+    async def _call(self, function: Callable, own: dict[Any, Any], seconds: float) -> None:
+        """Calls a function once for all calls that wait for it, for at most `seconds`, and keeps their results."""
         loop, done, name = asyncio.get_running_loop(), asyncio.Event(), f"`{function_name(function)}`"
 
         def work() -> None:
             try:
                 with task_code(f"The function {name}"):
-                    self._results |= zip(own, function([*own.values()]), strict=True)
-            except TaskError as error:
+                    results = as_list(f"The function {name}", function([*own.values()]), len(own), "results")
+                self._results |= zip(own, results, strict=True)
+            except BaseException as error:
                 self._results |= dict.fromkeys(own, error)
             finally:
                 loop.call_soon_threadsafe(done.set)
@@ -492,7 +494,7 @@ class WorkflowEnvironment(Environment):
         # The threads of an executor would keep the process until they end
         Thread(target=contextvars.copy_context().run, args=(work,), daemon=True).start()
         try:
-            await asyncio.wait_for(done.wait(), self.timeout)
+            await asyncio.wait_for(done.wait(), seconds)
         except TimeoutError:
             raise TaskError(
                 f"{self.name} waited for more than {self.timeout:g} s for {name}, in `agents.call`."
