@@ -227,13 +227,21 @@ def test_an_error_closes_all_episodes_and_names_the_line():
     def interrupted(nodes, number):
         raise KeyboardInterrupt
 
-    def ended(nodes, number):
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(9)
+    async def judged(item, agents):
+        async with Held():
+            await agents.call(ended, await agents.aux("Say:"))
 
-    for broken, error in ((interrupted, KeyboardInterrupt), (ended, SystemExit)):
+    def ended(nodes, number=0):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+
+    for task, broken, error in (
+        (holding(), interrupted, KeyboardInterrupt),
+        (holding(), ended, SystemExit),
+        (workflow(roles=("aux",))(judged), scripted(ANSWERS), SystemExit),
+    ):
         with pytest.raises(error):
-            play(holding(), [{"x": 0}], broken, num_episodes=4)
+            play(task, [{"x": 0}], broken, num_episodes=4)
         assert Held.open == 0
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 

@@ -39,17 +39,21 @@ class UnavailableError(TaskError):
     """
 
 
+class Terminated(SystemExit):
+    """A signal ends the program, whatever code of a task runs."""
+
+
 @contextlib.contextmanager
 def task_code(name: str) -> Iterator[None]:
     """
     Turns every exception that a task's function raises inside into a [`TaskError`] with the function's `name`.
 
-    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` stays as it
-    is.
+    This includes `SystemExit`, which would otherwise end the process without an error. `KeyboardInterrupt` and
+    [`Terminated`] stay as they are.
     """
     try:
         yield
-    except (TaskError, KeyboardInterrupt):
+    except (TaskError, KeyboardInterrupt, Terminated):
         raise  # the message of the former already names the function
     except SystemExit as error:
         raise_in_place(f"{name} called sys.exit({'' if error.code is None else repr(error.code)}).", error)

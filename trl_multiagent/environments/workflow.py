@@ -20,11 +20,10 @@ import math
 import os
 import pickle
 import signal
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Thread
 from typing import Any, cast
 
@@ -47,6 +46,7 @@ from trl_multiagent.environments.base import (
 )
 from trl_multiagent.environments.task_errors import (
     TaskError,
+    Terminated,
     UnavailableError,
     as_list,
     as_number,
@@ -589,14 +589,16 @@ def anchor_of(item: dict, history: History) -> Any:
     return history if history[-1].altered else history[-1].outcome
 
 
-@contextmanager
-def closing_at_sigterm() -> Iterator[None]:
+def closing_at_sigterm() -> AbstractContextManager[None]:
     """Makes SIGTERM end the program by an exception, which closes its episodes, unless it has a meaning already."""
     is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     # One of several processes may wait for the others, where Python calls no handler
     is_free &= os.environ.get("WORLD_SIZE", "1") == "1"
-    with handling(lambda number, frame: sys.exit(128 + number), [signal.SIGTERM] if is_free else []):
-        yield
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated(128 + number)
+
+    return handling(end, [signal.SIGTERM] if is_free else [])
 
 
 def error_of(task: asyncio.Task) -> BaseException | None:
