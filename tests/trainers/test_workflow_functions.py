@@ -697,6 +697,21 @@ async def stream():
         writer.close()
 
 
+class Client:
+    def __await__(self):
+        return timer().__await__()
+
+
+class LibraryClient:
+    def __await__(self):
+        return (yield from timer().__await__())
+
+
+async def client():
+    await Client()
+    await LibraryClient()
+
+
 class Player:
     def __init__(self, agents, wait):
         self.agents, self.wait = agents, wait
@@ -722,7 +737,7 @@ async def of_a_question(agents, late):
 
 
 @pytest.mark.parametrize("form", [gathered, grouped, beside, signalled, of_an_object, of_a_question])
-@pytest.mark.parametrize("wait", [timer, thread, program, stream])
+@pytest.mark.parametrize("wait", [timer, thread, program, stream, client])
 @pytest.mark.parametrize("num_episodes", [None, 2])
 def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
     """Whatever it waits for before. What nothing awaits, and sees no agents, goes on beside the turns."""
@@ -743,6 +758,28 @@ def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
     number = 1 if num_episodes else 2
     turns = play(run, [{}], scripted(["abc"]), num_turns=2, num_generations=number, num_episodes=num_episodes)
     assert all((node.roles, node.rewards) == (ROLES, [6.0] * number) for node in turns[0]) and turns[1] == []
+
+
+@pytest.mark.parametrize("num_episodes", [None, 2])
+def test_a_part_that_waits_for_a_lock_keeps_no_turn_waiting(num_episodes):
+    @asynccontextmanager
+    async def holding_it(lock):
+        async with lock:
+            yield
+
+    @workflow(roles=ROLES, timeout=20)
+    async def run(item, agents):
+        async def ask(role):
+            async with holding_it(lock):
+                return len(await agents[role](f"{role}:"))
+
+        lock = asyncio.Lock()
+        return float(sum(await asyncio.gather(*map(ask, ROLES))))
+
+    number = 1 if num_episodes else 2
+    turns = play(run, [{}], scripted(["abc"]), num_turns=2, num_generations=number, num_episodes=num_episodes)
+    assert all(node.roles == (role,) for nodes, role in zip(turns, ROLES, strict=True) for node in nodes)
+    assert turns[1][0].rewards == [6.0] * number
 
 
 def test_a_task_that_only_yields_goes_on_beside_the_turns():

@@ -18,6 +18,7 @@ ANSWER_SECONDS = 5  # within which the event loop answers, unless a task blocks 
 THREAD = "async-rewards"
 WAITED_FOR = dict[int, futures.Future]()  # what a thread of this process waits for now
 ASYNCIO, LIBRARIES = os.path.dirname(asyncio.__file__), "-packages"  # in the names of files
+CLIENTS = {"coroutine_wrapper", "generator"}  # types of what `__await__` returns, which may be a library's
 MEETINGS = {"locks.py", "queues.py", "taskgroups.py", "tasks.py"}  # of asyncio, where a task waits for another one
 
 
@@ -83,7 +84,8 @@ def waits_outside(task: asyncio.Task, folder: str) -> bool:
         codes.append(awaited.cr_code)
         awaited = awaited.cr_await
     own = [code.co_filename for code in codes if not code.co_filename.startswith(ASYNCIO)]
-    if not codes or (own and LIBRARIES in own[-1] and not own[-1].startswith(folder)):
+    is_library = own and LIBRARIES in own[-1] and not own[-1].startswith(folder)
+    if not codes or is_library or type(awaited).__name__ in CLIENTS:
         return True
     inner = codes[-1]
     is_other = inner.co_filename.startswith(ASYNCIO) and os.path.basename(inner.co_filename) not in MEETINGS
