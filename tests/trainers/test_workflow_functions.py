@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from trl_multiagent import FunctionSeat, Outcome, OutOfTurns, SeatedEnvironment, cli, workflow
+from trl_multiagent.environments.base import Turn
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.evaluation.players import MessageAblation
@@ -1097,6 +1098,16 @@ def test_turns_in_which_only_seats_act_do_not_count(seat, num_episodes):
     turns = play(environment, [{}], scripted(ANSWERS), num_turns=4, num_episodes=num_episodes)
     assert sum(nodes[0].rewards[0] for nodes in turns) == turns[-1][0].outcomes[0].reward + 3 == 5.5
     assert seen == [[{"aux"}, {"main"}] * 4]
+
+
+def test_a_role_that_an_ablation_has_not_asked_says_nothing():
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        for _ in range(2):
+            agents.reward(len("".join(await asyncio.gather(agents.aux("a"), agents.main("b")))))
+
+    history = [Turn({"aux": "a", "main": "b"}, {"aux": "x"}, Outcome(1.0), altered=True)]
+    assert run.score([{}], [{"main": "abcd"}], [history])[0].reward == 4.0
 
 
 @pytest.mark.parametrize("how", ["cut", "shuffled"])

@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from threading import Thread
-from typing import Any, cast
+from typing import Any
 
 from trl_multiagent.environments.base import (
     MAX_TURNS,
@@ -77,8 +77,10 @@ class OutOfTurns(Exception):
 class NotAwaited(asyncio.Future):
     """
     An agent's answer, or the result of a call, which is there when it has been awaited. Python's messages show the
-    name of this class.
+    name of this class. `prompt`: the question to the agent.
     """
+
+    prompt: Prompt
 
     def __str__(self) -> str:
         raise TypeError("an agent was asked, or a function called, without `await`: the answer is not there yet.")
@@ -184,11 +186,11 @@ class Episode:
         self.failure = ""  # of a resource
         self.anchor: Any = None  # of the branch that goes on with it, see `anchor_of`
         self.folder = os.path.dirname(run.__code__.co_filename) or "<"
-        self.parts = set[Part]()  # that still run
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        loop.set_task_factory(start_task)
+        context = contextvars.copy_context()
         context.run(EPISODE.set, self)
-        self.task = asyncio.Task(run(copy.deepcopy(item), Agents(self, roles)), loop=loop, context=context)
+        asyncio.get_running_loop().set_task_factory(start_task)
+        self.task = asyncio.Task(run(copy.deepcopy(item), Agents(self, roles)), context=context)
+        self.parts: set[asyncio.Task] = {self.task}  # and others, while they run
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
@@ -200,31 +202,33 @@ class Episode:
                 raise asyncio.CancelledError  # which `except Exception` in a loop does not catch
             future.set_exception(OutOfTurns("The episode has used all its turns."))
         else:
-            self.asked[role] = (prompt, future)
+            self.asked[role], future.prompt = future, prompt
         return future
 
     @property
     def prompts(self) -> Prompts:
-        return {role: prompt for role, (prompt, _) in self.asked.items()}
+        return {role: future.prompt for role, future in self.asked.items()}
 
     def rests(self) -> bool:
         """Returns whether each part has asked, has ended or waits for another part, so that a turn or calls begin."""
-        parts, waits = (self.task, *self.parts), bool(self.calls or self.asked)
-        return self.task.done() or (waits and not any(waits_outside(part, self.folder) for part in parts))
+        waits = bool(self.calls or self.asked)
+        return self.task.done() or (waits and not any(waits_outside(part, self.folder) for part in self.parts))
 
     def answer(self, joint_action: JointAction) -> None:
-        """Hands the agents' answers to the workflow, which runs on when the event loop does."""
+        """
+        Hands the agents' answers to the workflow, which runs on when the event loop does. An empty one is for roles
+        that were not asked, because an ablation has changed the prompts.
+        """
         self.said.append(joint_action)
-        for role, text in joint_action.items():
-            if role in self.asked:
-                _, future = self.asked.pop(role)
-                if not future.done():
-                    future.set_result(text if isinstance(text, Reply) else Reply.of(text))
+        for role in [*joint_action, *self.asked]:
+            future, text = self.asked.pop(role, None), joint_action.get(role, "")
+            if future is not None and not future.done():
+                future.set_result(text if isinstance(text, Reply) else Reply.of(text))
 
     def end(self) -> None:
         """Raises [`OutOfTurns`] where the workflow waits for agents."""
         asked, self.asked, self.out_of_turns = self.asked, {}, True
-        for _, future in asked.values():
+        for future in asked.values():
             if not future.done():
                 future.set_exception(OutOfTurns("The episode has used all its turns."))
 
@@ -408,21 +412,18 @@ class WorkflowEnvironment(Environment):
                 f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
                 "`items_per_device` or `num_generations`."
             )
-        turn = 0
         while forks:
             await self._settle([episode for episode, _ in forks])
-            for episode, history in forks:
+            settled, forks = forks, []
+            for episode, history in settled:
+                turn = len(episode.said)
                 if turn:
                     episode.earned()
                 if turn < len(history):
-                    said = history[turn].joint_action
-                    if history[turn].altered:  # other roles may be asked then
-                        said = {role: said.get(role, "") for role in episode.asked}
-                    else:
+                    if not history[turn].altered:  # other roles may be asked then
                         self._check_replay(episode, history[turn].prompts)
-                    episode.answer(said)
-            forks = [(episode, history) for episode, history in forks if turn < len(history)]
-            turn += 1
+                    episode.answer(history[turn].joint_action)
+                    forks.append((episode, history))
         asked = dict[int, Prompts]()
         for item, history, episode in zip(items, histories, episodes, strict=True):
             self._check_replay(episode, asked.setdefault(id(anchor_of(item, history)), episode.prompts))
@@ -515,9 +516,9 @@ class WorkflowEnvironment(Environment):
                 raise_in_place(f"{self.name} raised {describe(error)}{line}.", error)
             error.args = (f"{error}{line}",)
             raise error
-        left = [role for role, (_, future) in episode.asked.items() if not future.done()]
-        if left:
-            raise TaskError(f"{self.name} ended before its question to {left[0]!r} was answered: `await` it.")
+        for role, future in episode.asked.items():
+            if not future.done():
+                raise TaskError(f"{self.name} ended before its question to {role!r} was answered: `await` it.")
         for part in episode.parts:
             part.cancel()
 
@@ -533,7 +534,8 @@ class WorkflowEnvironment(Environment):
     def _outcome(self, episode: Episode, reward_none: str) -> Outcome:
         """Returns what was earned since the last turn, with the result of a workflow that has ended."""
         paid, metrics, notes = episode.earned()
-        task, was_paid, result = episode.task, episode.was_paid, cast(Any, 0.0)
+        task, was_paid = episode.task, episode.was_paid
+        result: Any = 0.0
         if task.done():
             error = error_of(task)
             if isinstance(error, UnavailableError):
@@ -611,15 +613,15 @@ def error_of(task: asyncio.Task) -> BaseException | None:
 
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
-    tasks = [task for episode in episodes for task in (episode.task, *episode.parts)]
+    tasks = [task for episode in episodes for task in episode.parts]
     for episode in episodes:
         episode.out_of_turns = True
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=CLOSING_SECONDS)
     for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()  # has been seen: it came while the task ended, or after another error
+        if task.done():
+            error_of(task)  # has been seen: it came while the task ended, or after another error
 
 
 def workflow(
