@@ -44,6 +44,7 @@ def parts(stage=0, processes=1, bf16=False, of=None, **changes):
 def test_bytes_per_parameter(stage, processes, bf16, held, gradients):
     of_phase = parts(stage, processes, bf16)
     assert sum(of_phase["held"].values()) == 1000 * held
+    assert of_phase["held"]["optimizer"] == 8000 / (processes if stage else 1)  # made by the first step
     assert of_phase["update"]["gradients"] == 1000 * gradients
 
 

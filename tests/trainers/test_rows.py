@@ -70,11 +70,15 @@ def test_a_fifth_of_the_memory_stays_free():
 
 @pytest.mark.parametrize("form", ["full", "lora", "shared"])
 def test_the_team_is_measured(tmp_path, monkeypatch, form):
-    """As `plan` counts it, and on the prompts of its first batch."""
-    sizes = []
+    """As `plan` counts it, and on the prompts of its first batch. What it holds already is not counted twice."""
+    sizes, memories = [], []
     monkeypatch.setattr(memory, "size_of", lambda *args: sizes.append(size_of(*args)) or sizes[0])
+    monkeypatch.setattr(memory, "free_memory", lambda device: 8e9)
+    monkeypatch.setattr(memory, "choose_rows", lambda *args: memories.append(args[4]) or choose_rows(*args))
     _, trainer, _ = one_update(tmp_path, team_of(form), beta=0.1, **OPEN)
     (size,) = sizes
+    models = [trainer.team, *filter(None, [trainer.ref_model])]
+    assert memories == [8e9 + sum(x.nbytes for model in models for x in model.parameters())]
     trained = sum(x.numel() for x in trainer.team.parameters() if x.requires_grad)
     number = tiny_llama().num_parameters()
     assert (size.trained, size.agents, size.acting) == (trained, 2, 2)
@@ -84,7 +88,7 @@ def test_the_team_is_measured(tmp_path, monkeypatch, form):
 
 
 def test_a_step_of_a_large_card_is_one_forward(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "memory_of", lambda *_: 80e9)
+    monkeypatch.setattr(memory, "free_memory", lambda _: 80e9)
     team, forwards = team_of("lora", num_hidden_layers=24), []
     team.register_forward_hook(lambda *_: forwards.append(team.is_gradient_checkpointing))
     one_update(tmp_path, team, items_per_device=4, num_generations=8, **OPEN)
@@ -94,7 +98,7 @@ def test_a_step_of_a_large_card_is_one_forward(tmp_path, monkeypatch):
 def test_a_resumed_run_takes_the_choice_of_its_checkpoint(tmp_path, monkeypatch):
     trainers = []
     for gigabytes, resumed in ((0, None), (80, tmp_path / "checkpoint-1")):
-        monkeypatch.setattr(memory, "memory_of", lambda *_, free=gigabytes: free * 1e9)
+        monkeypatch.setattr(memory, "free_memory", lambda _, free=gigabytes: free * 1e9)
         trainers.append(tiny_trainer(tmp_path, team_of("lora"), max_steps=2, **SAVED, **OPEN))
         trainers[-1].train(resume_from_checkpoint=resumed and str(resumed))
         assert (trainers[-1].args.rows_per_forward, trainers[-1].team.is_gradient_checkpointing) == (1, True)

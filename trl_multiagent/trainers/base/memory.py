@@ -89,15 +89,15 @@ def memory_parts(args: Any, size: Size, stage: int, processes: int) -> dict[str,
     number = 2.0 if half else 4.0  # bytes of an activation
     mixed = half and stage > 0  # DeepSpeed computes with 16-bit weights, and its optimizer has float32 copies
     weight = 2.0 if mixed or args.rounds_stochastically else 4.0
-    # Adam has two moments, and DeepSpeed a float32 copy of the weights, too. torchao's moments have 8 bits
-    state = 2.0 if args.rounds_stochastically else 12.0 if stage > 0 else 8.0
+    moments = 2.0 if args.rounds_stochastically else 8.0  # of Adam, two for each weight; torchao's have 8 bits
     base = min(size.base_bytes, 2.0) if mixed else size.base_bytes
     # ZeRO-1 divides the optimizer's state among the processes, ZeRO-2 also gradients, and ZeRO-3 also weights
     of_state, of_gradients, of_weights = (processes if stage >= first else 1 for first in (1, 2, 3))
     own, gradients = size.trained + size.frozen, weight * size.trained / of_gradients
     held = {
         "weights": (weight * own + base * size.base) / of_weights,
-        "optimizer": state * size.trained / of_state,
+        "float32 copies": 4.0 * size.trained / of_state if stage > 0 else 0.0,  # of trained weights, in DeepSpeed
+        "optimizer": moments * size.trained / of_state,
         "gradients": gradients if stage == 3 else 0.0,
         "buckets of DDP": 4.0 * size.trained if stage == 0 and processes > 1 else 0.0,
     }
@@ -244,8 +244,8 @@ def count(parameters: Iterable[torch.nn.Parameter]) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
 
 
-def memory_of(device: torch.device, team: torch.nn.Module) -> float:
-    """Returns the bytes that a process can have on its device: free memory, and the weights that it holds there."""
+def free_memory(device: torch.device) -> float:
+    """Returns the bytes that a process can still have on its device."""
     if device.type == "cpu":
         free = psutil.virtual_memory().available
         limit = CGROUP / "memory.max"
@@ -253,11 +253,9 @@ def memory_of(device: torch.device, team: torch.nn.Module) -> float:
             stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
             used = int((CGROUP / "memory.current").read_text()) - int(stat["inactive_file"])  # without cached files
             free = min(free, int(limit.read_text()) - used)
-        free /= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    else:
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + cached
-    return free + sum(parameter.nbytes for parameter in team.parameters() if parameter.device.type == device.type)
+        return free / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def choose_rows(
@@ -316,14 +314,18 @@ def describe_rows(args: Any) -> str:
 def choose_for(trainer: Any) -> None:
     """Chooses the rows of a forward and checkpointing for the run of a trainer, alike on all processes."""
     args, accelerator, turns = trainer.args, trainer.accelerator, trainer._turns
+    stage, processes = args.zero_stage, accelerator.num_processes
     samples = [x for nodes in turns for node in nodes for x in node.samples.values()]
     longest = max(len(x.prompt_ids) + max(map(len, x.completion_ids)) for x in samples)
     first = [[node.samples[role].prompt_ids for node in acting(role, turns[0])] for role in trainer.team.roles]
     size = size_of(trainer.team, trainer.ref_model, first, longest, not trainer._router_loss_coefs)
-    sizes = gather_object([(memory_of(accelerator.device, trainer.team), size)])
-    memory, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
+    sizes = gather_object([(free_memory(accelerator.device), size)])
+    free, size = min(x[0] for x in sizes), max((x[1] for x in sizes), key=lambda x: x.prompt)
+    # What is held between steps is there already, but for Adam's moments, which the first step makes
+    held = memory_parts(args, size, stage, processes)["held"]
+    memory = free + sum(held.values()) - held["optimizer"]
     on_gpu = accelerator.device.type != "cpu"
-    trainer._set_rows(*choose_rows(args, size, args.zero_stage, accelerator.num_processes, memory, on_gpu))
+    trainer._set_rows(*choose_rows(args, size, stage, processes, memory, on_gpu))
     if accelerator.is_main_process:
         logger.info(f"The update has {describe_rows(args)}.")
 
