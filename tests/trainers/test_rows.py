@@ -14,7 +14,7 @@ from trl_multiagent.trainers.base.memory import Size, choose_rows, size_of
 from trl_multiagent.trainers.base.team_trainer import num_own_rows
 
 from by_hand import distance, one_update
-from tiny import SAVED, team_of, tiny_llama, tiny_team, tiny_trainer
+from tiny import SAVED, team_of, tiny_environment, tiny_items, tiny_llama, tiny_team, tiny_trainer
 
 
 OPEN = {"per_device_train_batch_size": "auto", "gradient_checkpointing": None}
@@ -104,6 +104,25 @@ def test_a_resumed_run_takes_the_choice_of_its_checkpoint(tmp_path, monkeypatch)
         assert (trainers[-1].args.rows_per_forward, trainers[-1].team.is_gradient_checkpointing) == (1, True)
     first, second = (trainer.team.state_dict() for trainer in trainers)
     assert all(torch.equal(x, second[name]) for name, x in first.items())
+
+
+@pytest.mark.parametrize("form", ["full", "lora"])
+def test_checkpointing_is_on_if_a_training_before_had_it_off(tmp_path, monkeypatch, form):
+    """One with the same arguments, or of the same trainer, which then resumes a run that had less memory."""
+
+    def check(trainer, gigabytes, checkpoint=None):
+        monkeypatch.setattr(memory, "free_memory", lambda _: gigabytes * 1e9)
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+        layers = [x for x in trainer.team.modules() if hasattr(x, "gradient_checkpointing")]
+        return trainer.args.gradient_checkpointing, {x.gradient_checkpointing for x in layers}
+
+    first, other = (
+        tiny_trainer(tmp_path / name, team_of(form), max_steps=2, **SAVED, **OPEN) for name in ("first", "other")
+    )
+    assert check(first, 80) == check(other, 80) == (False, {False})
+    second = MAGRPOTrainer(team_of(form), tiny_environment(), first.args, tiny_items())
+    assert check(second, 0) == (True, {True})
+    assert check(other, 80, tmp_path / "first" / "checkpoint-1") == (True, {True})
 
 
 class Cramped(MAGRPOTrainer):

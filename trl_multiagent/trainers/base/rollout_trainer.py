@@ -351,6 +351,8 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
         self.args.set_rows(rows, checkpoints)
         if not self.args.gradient_checkpointing:
             self.team.gradient_checkpointing_disable()
+        elif not self.team.is_gradient_checkpointing:  # a training before has chosen otherwise
+            self.team.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
 
     def _judge(self, turns: Trees) -> None:
         """Hook for advantages that need a critic, counterfactual rewards, or communication between ranks."""
