@@ -170,6 +170,24 @@ def test_engines_of_vllm():
     assert "8 rows" in sums[1]
 
 
+@pytest.mark.parametrize(
+    ("processes", "models", "parallel", "sleeps", "advice"),
+    [
+        (8, 2, 2, True, "fit: vLLM lets one engine of a process sleep, not 2: remove `vllm_enable_sleep_mode`"),
+        (8, 1, 2, True, "it fits"),
+        (8, 1, 3, False, "does not fit: `vllm_tensor_parallel_size` is 3, which does not divide the number of GPUs"),
+        (8, 1, 16, False, "is 16, which does not divide the number of GPUs"),
+        (1, 1, 8, False, "is 8, which does not divide the number of GPUs"),
+    ],
+)
+def test_engines_that_vllm_would_refuse(processes, models, parallel, sleeps, advice):
+    settings = {"vllm_tensor_parallel_size": parallel, "vllm_enable_sleep_mode": sleeps}
+    lines = lines_with_vllm(0, processes, {"trained": 1000, "models": models}, **settings)
+    assert lines[-1].endswith(advice)
+    server = lines_with_vllm(0, processes, {"trained": 1000, "models": models}, vllm_mode="server", **settings)
+    assert server[-1].endswith("it fits")
+
+
 @pytest.mark.parametrize("common", [0, 100, 290])
 @pytest.mark.parametrize("hidden_size", [32, 4096])
 def test_activations_are_those_of_packed_rows(common, hidden_size):

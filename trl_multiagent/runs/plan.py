@@ -244,16 +244,24 @@ def memory_lines(run: PreparedRun, size: Size, stage: int, processes: int, gpu: 
                 yield f"{phase:<9} {name:<24}{number / GB:9.3f} GB"
     sums = {phase: sum(numbers.values()) for phase, numbers in parts.items()}
     peak = sums["held"] + max(sums["sampling"], sums["update"])
-    advice = engine_advice(args, size, card) if engines else ""
+    advice = engine_advice(args, size, card, processes) if engines else ""
     if peak > USABLE * card and not advice:
         advice = "see docs/out_of_memory.md"
     fits = f"it does not fit: {advice}" if advice else "it fits"
     yield f"{'peak':<34}{peak / GB:9.3f} GB of {GPUS[gpu]} GB ({gpu}): {fits}"
 
 
-def engine_advice(args: RolloutConfig, size: Size, card: float) -> str:
-    """Returns what is needed if the part of an engine does not hold the weights of its model, else an empty text."""
-    weights = (2.0 if args.bf16 or args.fp16 else 4.0) * size.largest / args.vllm_tensor_parallel_size
+def engine_advice(args: RolloutConfig, size: Size, card: float, processes: int) -> str:
+    """
+    Returns what is needed if vLLM refuses the engines, or the part of one does not hold the weights of its model, else
+    an empty text.
+    """
+    parallel = args.vllm_tensor_parallel_size
+    if processes % parallel:
+        return f"`vllm_tensor_parallel_size` is {parallel}, which does not divide the number of GPUs"
+    if args.vllm_enable_sleep_mode and size.models > 1:
+        return f"vLLM lets one engine of a process sleep, not {size.models}: remove `vllm_enable_sleep_mode`"
+    weights = (2.0 if args.bf16 or args.fp16 else 4.0) * size.largest / parallel
     room = args.vllm_gpu_memory_utilization * card / size.models
     if room >= LEAST_ROOM * weights:
         return ""
