@@ -155,7 +155,7 @@ def activation_parts(args: Any, size: Size, number: float) -> dict[str, float]:
     """Returns the bytes of an update's forward and of its log-probabilities. `number`: bytes of an activation."""
     text, prompt, completions = size.text, size.last_prompt(args), args.completions_per_node
     longest = prompt + args.max_completion_length
-    rows_of_step = args.items_per_device * args.rows_per_item
+    rows_of_step = args.rows_per_device
     rows = min(size.agents * args.rows_per_forward, size.acting * rows_of_step)  # of all agents
     tokens = size.agents * tokens_of(size, math.ceil(rows / size.agents), longest, prompt, completions)
     with_critics = tokens
@@ -210,9 +210,8 @@ def size_of(
         packs (`bool`): Whether rows may share their prompts, as far as the models allow it.
     """
     policies = team.policies
-    with_adapters = [
-        x for x in (*team.models.values(), *(reference.modules() if reference else ())) if isinstance(x, PeftModel)
-    ]
+    models = torch.nn.ModuleList(filter(None, (team, reference)))
+    with_adapters = [x for x in models.modules() if isinstance(x, PeftModel)]
     of_adapters = {id(x) for model in with_adapters for x in other_adapters(model, ())}
     base = [x for model in with_adapters for x in model.parameters() if id(x) not in of_adapters]
     numbers = {role: count(policy.parameters()) for role, policy in policies.items()}
@@ -222,7 +221,7 @@ def size_of(
     of_longest = max(own, key=lambda of_agent: max(map(len, of_agent)))
     return Size(
         trained=trained,
-        frozen=count(team.parameters()) - trained - count(base) + (count(reference.parameters()) if reference else 0),
+        frozen=count(models.parameters()) - trained - count(base),
         base=count(base),
         base_bytes=sum(x.nbytes for x in base) / max(1, sum(x.numel() for x in base)),
         largest=numbers[largest],
@@ -324,8 +323,7 @@ def choose_for(trainer: Any) -> None:
     # What is held between steps is there already, but for Adam's moments, which the first step makes
     held = memory_parts(args, size, stage, processes)["held"]
     memory = free + sum(held.values()) - held["optimizer"]
-    on_gpu = accelerator.device.type != "cpu"
-    trainer._set_rows(*choose_rows(args, size, stage, processes, memory, on_gpu))
+    trainer._set_rows(*choose_rows(args, size, stage, processes, memory, accelerator.device.type != "cpu"))
     if accelerator.is_main_process:
         logger.info(f"The update has {describe_rows(args)}.")
 
