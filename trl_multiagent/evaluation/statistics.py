@@ -169,6 +169,11 @@ def t_interval(values: np.ndarray, confidence: float) -> tuple[float, float]:
     return mean - radius, mean + radius
 
 
+def brackets(low: float, high: float, form: str) -> str:
+    """Formats an interval, or returns nothing if there is none."""
+    return "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
+
+
 @functools.cache
 def t_quantile(probability: float, degrees: float) -> float:
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_multiagent.evaluation.statistics import t_interval, welch_interval
+from trl_multiagent.evaluation.statistics import brackets, t_interval, welch_interval
 
 
 Series = dict[int, float]  # a metric by the optimizer step
@@ -107,15 +107,12 @@ def last_value(series: Series) -> float:
 
 def show(values: Sequence[float]) -> str:
     """Formats the mean of runs, with its 95 % interval if there are several that differ."""
-    low, high = t_interval(np.array(values), 0.95)
-    interval = "" if math.isnan(low) else f" [{low:.3f}, {high:.3f}]"
+    interval = brackets(*t_interval(np.array(values), 0.95), ".3f")
     return f"{np.mean(values):.3f}{interval} (n = {len(values)})"
 
 
 def show_difference(one: Sequence[float], other: Sequence[float]) -> str:
     """Formats a difference of means, with its interval if there is one."""
-    difference = f"{np.mean(one) - np.mean(other):+.3f}"
     low, high = welch_interval(one, other)
-    if math.isnan(low):
-        return difference
-    return f"{difference} [{low:+.3f}, {high:+.3f}]{'' if low > 0 or high < 0 else ', no difference shown'}"
+    note = ", no difference shown" if low <= 0 <= high else ""
+    return f"{np.mean(one) - np.mean(other):+.3f}{brackets(low, high, '+.3f')}{note}"

@@ -19,6 +19,7 @@ from trl_multiagent.evaluation.statistics import (
     Estimate,
     Numbers,
     Result,
+    brackets,
     estimates,
     nan_mean,
     numbers_of,
@@ -229,11 +230,6 @@ def show(estimate: Estimate | None, name: str) -> str:
         return "-"
     form = form_of(name)
     return f"{estimate.mean:{form}}{brackets(estimate.low, estimate.high, form)}"
-
-
-def brackets(low: float, high: float, form: str) -> str:
-    """Formats an interval, or returns nothing if there is none."""
-    return "" if math.isnan(low) else f" [{low:{form}}, {high:{form}}]"
 
 
 def show_difference(estimate: Estimate, name: str) -> str:
