@@ -117,13 +117,15 @@ def run_preferences(settings: Settings) -> None:
 
 def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
     """Runs the stages of the rounds that are not complete. `results`: the results of the complete rounds."""
-    now, args = None, run.args
-    if args.push_to_hub and len(results) < run.num_rounds:  # a push without permission ends the run here
+    args = run.args
+    if len(results) == run.num_rounds:
+        return run.say(f"The run in {run.stage.folder} is complete.")
+    if args.push_to_hub:  # a push without permission ends the run here
         with fail_together(run.state):
             if run.state.is_main_process:
                 name = args.hub_model_id or run.stage.folder.absolute().name
                 open_repo(name, args.hub_private_repo, args.hub_token, args.hub_revision, create_pr=False)
-    if run.state.is_main_process and len(results) < run.num_rounds:
+    if run.state.is_main_process:
         run.stage.begin()
         write_settings(run.prepared)
     set_up_wandb(run.prepared.wandb)
@@ -138,11 +140,8 @@ def run_stages(run: PreferenceRun, results: list[dict[str, Any]]) -> None:
             stage(now)
         results.append(now.results)
         run.stage.save_result(str(run.part_of(number, RESULTS_FILE).relative_to(run.stage.folder)), now.results)
-    if now is None:
-        run.say(f"The run in {run.stage.folder} is complete.")
-    else:
-        now.trainer.accelerator.wait_for_everyone()
-        now.trainer.accelerator.end_training()
+    now.trainer.accelerator.wait_for_everyone()
+    now.trainer.accelerator.end_training()
 
 
 # The stages
