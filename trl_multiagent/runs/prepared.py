@@ -360,7 +360,7 @@ def check_team(run: PreparedRun, roles: Sequence[str]) -> AgentTeam | None:
     """
     args, loader = run.training_args, run.loader
     if isinstance(args, ActorCriticConfig):
-        model_names(args.critic_models, args.critic_names([x for x in roles if x not in (args.frozen_agents or ())]))
+        model_names(args.critic_models, args.critic_names(roles))
     is_local = all(Path(name).is_dir() or (name in run.task.models and not run.dry_run) for name in run.model_list)
     if is_deepspeed_zero3_enabled() or not is_local or run.agent_model.gguf_file:
         return None

@@ -76,8 +76,8 @@ class IACConfig(ActorCriticConfig):
     trees, rewards, batches), [`TeamConfig`] (agents), [`~trl.GRPOConfig`] and [`~transformers.TrainingArguments`].
     """
 
-    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
-        return list(trained_roles)
+    def critic_names(self, roles: Sequence[str]) -> list[str]:
+        return [role for role in roles if role not in (self.frozen_agents or ())]
 
 
 @explained
@@ -91,7 +91,7 @@ class MAACConfig(ActorCriticConfig):
     [`~transformers.TrainingArguments`].
     """
 
-    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
+    def critic_names(self, roles: Sequence[str]) -> list[str]:
         return [CENTRAL]
 
     def _check_values(self) -> None:

@@ -243,7 +243,7 @@ def describe_run(
     settings = {
         "trainer": algorithm,
         "roles": list(roles),
-        "critics": args.critic_names([role for role in roles if role not in (args.frozen_agents or ())]),
+        "critics": args.critic_names(roles),
         **of_team,
         "train_dataset": describe_dataset(train_dataset),
         "number of processes": args.world_size,

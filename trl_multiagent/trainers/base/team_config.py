@@ -163,8 +163,8 @@ class TeamConfig(CommonConfig):
     resume_changes: str = setting(default="refuse", choices=("refuse", "allow"))
     disable_dropout: bool = setting(default=True)
 
-    def critic_names(self, trained_roles: Sequence[str]) -> list[str]:
-        """Returns the names of the critics for these trained agents."""
+    def critic_names(self, roles: Sequence[str]) -> list[str]:
+        """Returns the names of the critics of a team with these roles."""
         return []
 
     def _check_combinations(self) -> None:
