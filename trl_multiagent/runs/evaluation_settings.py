@@ -212,8 +212,11 @@ def complete_config(settings: Settings, teams: Sequence[TeamSource], cross_play:
             raise ConfigError(f"`evaluation.{name}` has no place in a cross-play: remove it, or use `evaluate`.")
     # The section of a reward model has no settings of sampling
     keys = algorithm_keys(DEFAULT_ALGORITHM) | algorithm_keys(settings.algorithm)
-    names = [name for name in (*SAMPLING_FIELDS, "discount", "reward_none") if getattr(config, name) is None]
-    changes = {name: settings.arguments.get(name, keys[name].default) for name in names}
+    changes = {
+        name: settings.arguments.get(name, keys[name].default)
+        for name in (*SAMPLING_FIELDS, "discount", "reward_none")
+        if getattr(config, name) is None
+    }
     if config.output_dir is None:
         more = f"_and_{len(teams) - 1}_more" if len(teams) > 1 else ""
         changes["output_dir"] = str(Path(settings.output.base_dir) / "evaluation" / f"{teams[0].name}{more}")
