@@ -24,7 +24,7 @@ from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.report.html import REPORT_FILE, write_page
 from trl_multiagent.runs.run import end_on_wrong_input, make_parser, read_settings
-from trl_multiagent.settings.read import ConfigError, fail
+from trl_multiagent.settings.read import ConfigError, fail, pop_path
 
 
 EVALUATION_FILES = ("evaluation.json", "cross_play.json")
@@ -83,7 +83,7 @@ def train_with_seeds(
 
         from trl_multiagent.jobs.stage import Stage
 
-        (settings.merged.get(algorithm) or {}).pop("hub_token", None)  # which is not written down
+        pop_path(settings.merged, f"{algorithm}.hub_token")  # which is not written down
         stage = Stage(
             folder,
             "training with several seeds",
