@@ -126,16 +126,16 @@ def seated(settings: Settings, environment: Environment, folder: Path, run: Run)
         return environment
     with config_errors():
         trained = [role for role in environment.roles if role not in settings.seats]
-        seats = {role: make_seat(settings, role, x, folder, run, trained) for role, x in settings.seats.items()}
+        seats = {role: make_seat(settings, role, folder, run, trained) for role in settings.seats}
         if settings.dry_run:  # asks nobody
             seats = dict.fromkeys(seats, FunctionSeat(lambda *_: ""))
         return SeatedEnvironment(environment, seats)
 
 
-def make_seat(settings: Settings, role: str, section: Any, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
+def make_seat(settings: Settings, role: str, folder: Path, run: Run, trained: Sequence[str]) -> Seat:
     """Makes the seat of a role, see [`seated`]. `trained` are the roles of the team."""
     path, seed = f"seats.{role}", settings.arguments.get("seed", 0)
-    own: SeatSettings = read_section(path, section, SeatSettings)
+    own: SeatSettings = read_section(path, settings.seats[role], SeatSettings)
     if own.function:
         return FunctionSeat(import_function(f"{path}.function", own.function, "item", "prompt", "history"))
     if own.endpoint:
