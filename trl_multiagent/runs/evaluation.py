@@ -461,14 +461,13 @@ class Control:
         args = run.training_args
         with run.reservation:
             check_run(run, environment, train_dataset)
-            if self.stage.state.is_main_process:
-                self.stage.begin()
             answers = args.rows_per_item * run.items_per_step  # of one batch of trees, in all processes
             args.max_steps = math.ceil(self.cost.env_steps / answers) * args.num_iterations
             if args.lr_scheduler_type == SchedulerType.CONSTANT:
                 args.max_steps *= MOST_STEPS
             run.merged[run.algorithm]["max_steps"] = args.max_steps
-            if args.process_index == 0:
+            if self.stage.state.is_main_process:
+                self.stage.begin()
                 print(
                     f"Training the control of {self.run_config} until it has cost {self.cost}, for {args.max_steps} "
                     "steps at most.",
