@@ -72,8 +72,7 @@ def key_metrics(groups: Sequence[Runs]) -> list[str]:
     names = names_of(groups)
     last_turn = max((int(turn) for name in names for turn in re.findall(r"turn_(\d+)/", name)), default=1)
     pattern = KEY_METRICS.replace("{last_turn}", str(last_turn))
-    found = [x for x in names if re.fullmatch(pattern, x)]
-    return [x for x in found if all(any(x in run for run in runs) for runs in groups)]
+    return [x for x in names if re.fullmatch(pattern, x) and all(any(x in run for run in runs) for runs in groups)]
 
 
 def run_table(run: Mapping[str, Series]) -> list[list[str]]:
