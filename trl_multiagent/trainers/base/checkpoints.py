@@ -468,8 +468,7 @@ class CheckpointMixin(Trainer):
         """
         saved = verify_checkpoint(folder) if self.accelerator.is_local_main_process else read_checkpoint(folder)
         changes = differences(saved["settings"], self._settings)
-        if changes:
-            check_changes(str(folder), changes, self.args)
+        check_changes(str(folder), changes, self.args)
         if not (folder / self._process_file).is_file():
             raise CheckpointError(
                 f"{folder} has no {self._process_file}, the part of process {self.args.process_index}. Resume with as "
