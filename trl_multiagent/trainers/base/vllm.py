@@ -13,7 +13,7 @@ import shutil
 import socket
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -572,11 +572,10 @@ def make_generations(team: Any, accelerator: Accelerator, args: RolloutConfig) -
     model get the same object. The model has the weights that they share, or is a `PeftModel` with an adapter named
     after each role.
     """
-    groups = [*grouped((model, role) for role, model in team.policies.items()).values()]
-    urls = server_urls(groups, args) if args.vllm_mode == "server" else [None] * len(groups)
+    groups = grouped((model, role) for role, model in team.policies.items())
+    urls = server_urls(groups.values(), args) if args.vllm_mode == "server" else [None] * len(groups)
     generations: dict[str, AgentGeneration] = {}
-    for k, roles in enumerate(groups):
-        model = team.policies[roles[0]]
+    for k, (model, roles) in enumerate(groups.items()):
         with_adapters = isinstance(model, PeftModel)
         folder = None
         if with_adapters or (args.vllm_mode == "server" and args.vllm_weight_transfer == "files"):
@@ -624,7 +623,7 @@ def weights_folder(args: RolloutConfig, size: int) -> Path:
     return folder / f"vllm-{name}-{socket.gethostname()}"
 
 
-def server_urls(groups: list[list[str]], args: RolloutConfig) -> list[str]:
+def server_urls(groups: Collection[list[str]], args: RolloutConfig) -> list[str]:
     """
     Returns the URL of each model's server. `groups`: the roles of each model. Raises `ValueError` if the servers do
     not fit them.
