@@ -210,7 +210,7 @@ def team_card(
         revision (`str`, *optional*): The branch that the team is loaded from.
     """
     model_name = model_name or repo_id.split("/")[-1]
-    has_environment = training is None or training["environment"] is not None
+    has_environment = training is None or training["environment"]
     together = " that solve one task together, each with its own completion" if has_environment else ""
     return ModelCard.from_template(
         ModelCardData(

@@ -215,7 +215,7 @@ def report_run(trainer: Any) -> None:
 
     def facts() -> dict[str, Any]:
         return {
-            "environment": "" if trainer.environment is None else environment_name(trainer.environment),
+            "environment": environment_name(trainer.environment),
             "agents": {agent["role"]: agent["base"] or "" for agent in facts_of(trainer.team)},
             "dataset": describe_dataset(trainer.train_dataset),
         }
@@ -224,7 +224,12 @@ def report_run(trainer: Any) -> None:
 
 
 def environment_name(environment: object) -> str:
-    """Returns the `repr` of an environment, or the name of its class if the class defines no `__repr__`."""
+    """
+    Returns the `repr` of an environment, or the name of its class if the class defines no `__repr__`; an empty text
+    for `None`.
+    """
+    if environment is None:
+        return ""
     cls = type(environment)
     return cls.__qualname__ if cls.__repr__ is object.__repr__ else repr(environment)
 

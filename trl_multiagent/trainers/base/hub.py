@@ -38,7 +38,7 @@ def write_card(trainer: Any, model_name: str | None, dataset_name: str | None, t
     training = {
         "algorithm": trainer._name,
         "paper": trainer._paper,
-        "environment": None if trainer.environment is None else environment_name(trainer.environment),
+        "environment": environment_name(trainer.environment),
         "settings": [
             ("setting", "value"),
             *trainer._card_facts().items(),
