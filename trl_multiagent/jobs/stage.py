@@ -78,9 +78,12 @@ class Stage:
             raise ValueError(f"{self.folder} holds other files: {self.advice}.")
         saved = read_json(path)
         old, new = {"stage": saved["stage"], **saved["settings"]}, {"stage": self.name, **self.settings}
-        changed = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in self.free]
-        if changed:
-            changes = [f"{name} was {old.get(name, 'not set')}, is {new.get(name, 'not set')}" for name in changed]
+        changes = [
+            f"{name} was {old.get(name, 'not set')}, is {new.get(name, 'not set')}"
+            for name in {**old, **new}
+            if old.get(name) != new.get(name) and name not in self.free
+        ]
+        if changes:
             advice = f"{self.advice[0].upper()}{self.advice[1:]}, or remove this one."
             raise ValueError(f"{self.folder} holds another {self.name}: {'; '.join(changes)}. {advice}")
 
