@@ -81,8 +81,11 @@ class AgentModel:
 
     def given(self, *prefixes: str) -> dict[str, Any]:
         """Returns the settings that are given and not off, and whose names begin with one of these."""
-        values = {name: value for name, value in vars(self).items() if name.startswith(prefixes)}
-        return {name: value for name, value in values.items() if value is not None and value is not False}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name.startswith(prefixes) and value is not None and value is not False
+        }
 
     @property
     def is_quantized(self) -> bool:
