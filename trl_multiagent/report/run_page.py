@@ -192,9 +192,11 @@ def group_runs(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
 
 def differing_settings(runs: Sequence[RunFiles], run: RunFiles) -> list[tuple[str, str]]:
     """Returns the settings in which runs differ, with the values of `run`."""
-    names = dict.fromkeys(name for run in runs for name in run.identity)
-    differing = [x for x in names if len({json.dumps(run.identity.get(x), sort_keys=True) for run in runs}) > 1]
-    return [(name, str(run.identity.get(name, "default"))) for name in differing]
+    return [
+        (name, str(run.identity.get(name, "default")))
+        for name in dict.fromkeys(name for other in runs for name in other.identity)
+        if len({json.dumps(other.identity.get(name), sort_keys=True) for other in runs}) > 1
+    ]
 
 
 # Trees
