@@ -367,8 +367,11 @@ def check(algorithm: str, task: Task, merged: Layer) -> tuple[dict[str, dict[str
     known = dict(sorted(known.items(), key=lambda item: item[0].startswith("evaluation.")))
     overruled, secrets = named(OVERRULED, algorithm), named(SECRETS, algorithm)
     other_names = named(RENAMED, algorithm) | overruled
-    unused = (f"{section}.{name}" for section, names in NO_EFFECT.items() for name in names.split())
-    no_effect = {path.format(algorithm=algorithm).lstrip(".") for path in unused} - known.keys()
+    no_effect = {
+        f"{section}.{name}".format(algorithm=algorithm).lstrip(".")
+        for section, names in NO_EFFECT.items()
+        for name in names.split()
+    } - known.keys()
     values: dict[str, dict[str, Any]] = {section: {} for section in sections}
     without_effect, resolved = [], resolve(merged)
     for path, value in paths(algorithm, sections, resolved):
