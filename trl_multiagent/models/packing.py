@@ -234,8 +234,11 @@ def run_scored(model: PreTrainedModel, *agents: dict[str, Any]) -> list[ModelOut
     with model.base_model.register_forward_hook(choose):
         outputs = model(**inputs)
     numbers = [len(x["predicting"]) for x in agents]
-    fields = [name for name in ("log_probs", "entropy", "mean_logits", "is_top1") if name in outputs]
-    split = {name: outputs[name][0].split(numbers) for name in fields}
+    split = {
+        name: outputs[name][0].split(numbers)
+        for name in ("log_probs", "entropy", "mean_logits", "is_top1")
+        if name in outputs
+    }
     return [
         replace(
             outputs,
