@@ -342,8 +342,13 @@ def check_out_of_memory(trainer: Any, error: Exception) -> None:
 
 def most_rows(trainer: Any) -> int:
     """Returns the most rows of a micro-batch of any process."""
-    parts = [(*batch.agents.values(), *batch.critics.values()) for batch in trainer._buffered_inputs]
-    return trainer._most(max(len(tensors) for part in parts for tensors in part))
+    return trainer._most(
+        max(
+            len(tensors)
+            for batch in trainer._buffered_inputs
+            for tensors in (*batch.agents.values(), *batch.critics.values())
+        )
+    )
 
 
 def halve_rows(trainer: Any) -> None:
