@@ -66,8 +66,11 @@ def differences(saved: dict[str, Any], here: dict[str, Any]) -> Changes:
     changes = {name: (saved[name], x) for name, x in here.items() if name in saved and saved[name] != x}
     left, right = changes.pop("environment settings", ({}, {}))
     if "environment" not in changes:
-        names = [name for name in sorted({*left, *right}) if left.get(name) != right.get(name)]
-        changes |= {f"environment {name}": (left.get(name), right.get(name)) for name in names}
+        changes |= {
+            f"environment {name}": (left.get(name), right.get(name))
+            for name in sorted({*left, *right})
+            if left.get(name) != right.get(name)
+        }
     return changes
 
 
