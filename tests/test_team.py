@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, workflow
 from trl_multiagent.environments.reward_models import RewardModel
@@ -519,6 +519,12 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path):
     with pytest.raises(ValueError, match="names no token that ends a text: give it as `tokenizer_kwargs`"):
         AgentTeam.from_pretrained(tmp_path, ["aux"])
     assert AgentTeam.from_pretrained(tmp_path, ["aux"], tokenizer_kwargs={"eos_token": "<eos>"}).roles == ("aux",)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    GPT2Config().save_pretrained(tmp_path)  # of which transformers makes an empty one
+    with pytest.raises(ValueError, match="has no tokenizer: save one there"):
+        AgentTeam.from_pretrained(tmp_path, ["aux"])
 
 
 def test_the_model_alone_may_name_the_end_token():

@@ -45,6 +45,15 @@ def forward_with_expert_sums(
     return outputs
 
 
+def factors_of(sent: torch.Tensor, experts_per_token: int) -> torch.Tensor:
+    """
+    Returns the factors of the experts' summed probabilities in the loss, of shape `(num_experts,)`: 0 without tokens.
+    `sent`: the first result of [`expert_sums`], summed over the batch.
+    """
+    weight = sent.sum() / experts_per_token  # of all tokens
+    return len(sent) * sent / torch.where(weight > 0, weight, 1.0) ** 2
+
+
 def expert_sums(
     router_logits: Sequence[torch.Tensor], experts_per_token: int, token_weights: torch.Tensor
 ) -> torch.Tensor:

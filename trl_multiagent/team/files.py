@@ -167,13 +167,18 @@ def form_of_sources(
 
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Loads an agent's tokenizer, which pads and truncates on the left. Raises `ValueError` if it has no end token."""
+    """
+    Loads an agent's tokenizer, which pads and truncates on the left. Raises `ValueError` if it has no words, or no end
+    token.
+    """
     from trl_multiagent.models.gguf import converted
 
     source = converted(source, **hub_arguments(hub), weights=False)
     # With `mistral-common`, Mistral's would be another class with other methods
     kwargs = {"mistral_format": False, "trust_remote_code": False, **hub}
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where no file is
+        raise ValueError(f"{source} has no tokenizer: save one there, with `tokenizer.save_pretrained({source!r})`.")
     if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
         tokenizer.chat_template = read_json(Path(path))["chat_template"]
     if tokenizer.eos_token is None and tokenizer.pad_token is None:

@@ -443,16 +443,17 @@ class TeamTrainerMixin(CommonTrainerMixin):
 
     def _expert_load(self, role: str, chunks: Iterable[dict[str, Any]]) -> torch.Tensor:
         """
-        Computes the factors of the experts' summed probabilities in an agent's router loss over the batch of all
-        processes. `chunks` are the arguments of its forwards. Without tokens, the factors are 0.
+        Computes [`~models.router_loss.factors_of`] for an agent, over the batch of all processes. `chunks`: the
+        arguments of its forwards.
         """
+        from trl_multiagent.models.router_loss import factors_of
+
         sent = 0.0
         with self._without_training():
             for inputs in chunks:
                 sent = sent + self.model_wrapped(team_inputs={role: inputs})[role].aux_loss[0]
-        sent = self.accelerator.reduce(sent, "sum")
-        weight = sent.sum() / self.team.agents[role].config.get_text_config().num_experts_per_tok  # of all tokens
-        return len(sent) * sent / torch.where(weight > 0, weight, 1.0) ** 2
+        experts_per_token = self.team.agents[role].config.get_text_config().num_experts_per_tok
+        return factors_of(self.accelerator.reduce(sent, "sum"), experts_per_token)
 
     # Saving and loading the team: `team.json`, and one standard folder per agent
 
