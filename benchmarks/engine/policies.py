@@ -115,7 +115,7 @@ def measure(root, runs, model):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].strip())
-    parser.add_argument("--smoke", action="store_true", help="a second: every case once")
+    parser.add_argument("--smoke", action="store_true", help="seconds: every case once")
     parser.add_argument("--beside", help="another checkout of this repository")
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)  # a checkout, the number of runs, and a model
     parser.add_argument("--output", type=Path, default=Path("policies.json"), help="where the JSON goes")

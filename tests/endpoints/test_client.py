@@ -136,7 +136,7 @@ def test_a_failure_is_one_line_and_concerns_its_question(name, tmp_path):
     reply, message, number = FAILURES[name]
     state = random.getstate()
     with EndpointServer(lambda request, number: reply if "bad" in str(request) else "fine") as server:
-        client = make_client(server, tmp_path, tries=2, timeout=0.6 if reply.stall or reply.drips else 20.0)
+        client = make_client(server, tmp_path, tries=2, timeout=1.0 if reply.stall or reply.drips else 20.0)
         error, good = client.ask([question("bad"), question("good")])
         assert isinstance(error, EndpointError) and message in str(error) and "\n" not in str(error)
         assert KEY not in str(error) and good.text == "fine" and len(server.requests) == 1 + number

@@ -58,9 +58,10 @@ def start(*arguments, **pipes) -> subprocess.Popen:
 
 def start_shared() -> subprocess.Popen:
     """Starts a process for all workers. It imports at the first connection, and ends when its input is closed."""
-    address = os.environ[SHARED] = str(Path(tempfile.mkdtemp()) / "socket")
+    address = str(Path(tempfile.mkdtemp()) / "socket")
     process = start(address, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    process.stdout.readline()
+    if process.stdout.readline():  # else each worker starts its own: the path of a socket may be too long
+        os.environ[SHARED] = address
     return process
 
 

@@ -247,6 +247,31 @@ def test_an_error_closes_all_episodes_and_names_the_line():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_function_is_cleaned_up_before_the_tasks_that_it_has_started():
+    ended = []
+
+    @workflow(roles=("aux",))
+    async def run(item, agents):
+        async def beside():
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ended.append("beside")
+
+        run.kept = [asyncio.create_task(beside()) for _ in range(4)]
+        try:
+            await agents.aux("Say:")
+        finally:
+            ended.append("function")
+
+    def interrupted(nodes, number):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(run, [{}], interrupted, num_episodes=1)
+    assert ended == ["function", *["beside"] * 4]
+
+
 def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_task.py").write_text(
@@ -761,12 +786,24 @@ def test_a_turn_begins_when_every_part_has_asked(form, wait, num_episodes):
     assert all((node.roles, node.rewards) == (ROLES, [6.0] * number) for node in turns[0]) and turns[1] == []
 
 
+class Acquired:
+    """An object of one's own that waits for a lock."""
+
+    def __init__(self, lock):
+        self.lock = lock
+
+    def __await__(self):
+        return self.lock.acquire().__await__()
+
+
+@pytest.mark.parametrize("acquire", [asyncio.Lock.acquire, Acquired])
 @pytest.mark.parametrize("num_episodes", [None, 2])
-def test_a_part_that_waits_for_a_lock_keeps_no_turn_waiting(num_episodes):
+def test_a_part_that_waits_for_a_lock_keeps_no_turn_waiting(num_episodes, acquire):
     @asynccontextmanager
     async def holding_it(lock):
-        async with lock:
-            yield
+        await acquire(lock)
+        yield
+        lock.release()
 
     @workflow(roles=ROLES, timeout=20)
     async def run(item, agents):

@@ -613,7 +613,7 @@ def error_of(task: asyncio.Task) -> BaseException | None:
 
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
-    tasks = [task for episode in episodes for task in episode.parts]
+    tasks = [task for episode in episodes for task in dict.fromkeys((episode.task, *episode.parts))]  # in this order
     for episode in episodes:
         episode.out_of_turns = True
     for task in tasks:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine
 from concurrent import futures
-from types import CodeType, CoroutineType
+from types import CodeType, CoroutineType, GeneratorType
 from typing import Any
 
 
@@ -18,7 +19,6 @@ ANSWER_SECONDS = 5  # within which the event loop answers, unless a task blocks 
 THREAD = "async-rewards"
 WAITED_FOR = dict[int, futures.Future]()  # what a thread of this process waits for now
 ASYNCIO, LIBRARIES = os.path.dirname(asyncio.__file__), "-packages"  # in the names of files
-CLIENTS = {"coroutine_wrapper", "generator"}  # types of what `__await__` returns, which may be a library's
 MEETINGS = {"locks.py", "queues.py", "taskgroups.py", "tasks.py"}  # of asyncio, where a task waits for another one
 
 
@@ -80,12 +80,17 @@ def waits_outside(task: asyncio.Task, folder: str) -> bool:
         return False  # the former: of an agent's answer, or of other tasks
     awaited: Any = task.get_coro()
     codes = list[CodeType]()
-    while isinstance(awaited, CoroutineType):
-        codes.append(awaited.cr_code)
-        awaited = awaited.cr_await
+    while isinstance(awaited, CoroutineType | GeneratorType) or type(awaited).__name__ == "coroutine_wrapper":
+        if isinstance(awaited, CoroutineType):
+            codes.append(awaited.cr_code)
+            awaited = awaited.cr_await
+        elif isinstance(awaited, GeneratorType):
+            codes.append(awaited.gi_code)
+            awaited = awaited.gi_yieldfrom
+        else:  # what `__await__` of a coroutine returns
+            (awaited,) = gc.get_referents(awaited)
     own = [code.co_filename for code in codes if not code.co_filename.startswith(ASYNCIO)]
-    is_library = own and LIBRARIES in own[-1] and not own[-1].startswith(folder)
-    if not codes or is_library or type(awaited).__name__ in CLIENTS:
+    if not codes or (own and LIBRARIES in own[-1] and not own[-1].startswith(folder)):
         return True
     inner = codes[-1]
     is_other = inner.co_filename.startswith(ASYNCIO) and os.path.basename(inner.co_filename) not in MEETINGS
