@@ -247,18 +247,19 @@ def test_an_error_closes_all_episodes_and_names_the_line():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+async def noting_its_end(ended, name):
+    try:
+        await asyncio.sleep(600)
+    finally:
+        ended.append(name)
+
+
 def test_a_function_is_cleaned_up_before_the_tasks_that_it_has_started():
     ended = []
 
     @workflow(roles=("aux",))
     async def run(item, agents):
-        async def beside():
-            try:
-                await asyncio.sleep(600)
-            finally:
-                ended.append("beside")
-
-        run.kept = [asyncio.create_task(beside()) for _ in range(4)]
+        run.kept = [asyncio.create_task(noting_its_end(ended, "task")) for _ in range(4)]
         try:
             await agents.aux("Say:")
         finally:
@@ -269,7 +270,7 @@ def test_a_function_is_cleaned_up_before_the_tasks_that_it_has_started():
 
     with pytest.raises(KeyboardInterrupt):
         play(run, [{}], interrupted, num_episodes=1)
-    assert ended == ["function", *["beside"] * 4]
+    assert ended == ["function", *["task"] * 4]
 
 
 def test_a_configuration_names_a_workflow(tmp_path, tiny_model, monkeypatch, capfd):
@@ -332,13 +333,7 @@ def test_what_a_workflow_has_started_ends_with_its_episode(num_episodes):
 
     @workflow(roles=("aux",))
     async def run(item, agents):
-        async def beside():
-            try:
-                await asyncio.sleep(600)
-            finally:
-                ended.append(item["x"])
-
-        run.kept = asyncio.create_task(beside())
+        run.kept = asyncio.create_task(noting_its_end(ended, item["x"]))
         await agents.aux("Say:")
         return 1.0
 
