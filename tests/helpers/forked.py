@@ -165,6 +165,10 @@ def run_to_the_end(command) -> None:
     Runs a script, or a module after `-m`. Never returns: its end, by an error too, is the end of the process. It ends
     without the half second that Python takes to tear down the libraries.
     """
+    import torch
+
+    # A fork makes torch's pool of threads anew when it is used, and two threads must not do so at the same time
+    torch.set_num_threads(1)
     code = 0
     try:
         if command[0] == "-m":
