@@ -166,8 +166,8 @@ def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any)
         for x in (value, *getattr(value, "__dict__", {}).values())
     )
     if episode is not None:
-        episode.parts.add(task)
-        task.add_done_callback(episode.parts.discard)
+        episode.parts.append(task)
+        task.add_done_callback(episode.parts.remove)
     return task
 
 
@@ -190,7 +190,7 @@ class Episode:
         context.run(EPISODE.set, self)
         asyncio.get_running_loop().set_task_factory(start_task)
         self.task = asyncio.Task(run(copy.deepcopy(item), Agents(self, roles)), context=context)
-        self.parts: set[asyncio.Task] = {self.task}  # and others, while they run
+        self.parts: list[asyncio.Task] = [self.task]  # and others, while they run
 
     def ask(self, role: str, prompt: Prompt) -> asyncio.Future:
         if role in self.asked:
@@ -613,7 +613,7 @@ def error_of(task: asyncio.Task) -> BaseException | None:
 
 async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
-    tasks = [task for episode in episodes for task in dict.fromkeys((episode.task, *episode.parts))]  # in this order
+    tasks = [task for episode in episodes for task in episode.parts]  # in the order in which they were started
     for episode in episodes:
         episode.out_of_turns = True
     for task in tasks:

@@ -80,15 +80,17 @@ def waits_outside(task: asyncio.Task, folder: str) -> bool:
         return False  # the former: of an agent's answer, or of other tasks
     awaited: Any = task.get_coro()
     codes = list[CodeType]()
-    while isinstance(awaited, CoroutineType | GeneratorType) or type(awaited).__name__ == "coroutine_wrapper":
+    while True:
         if isinstance(awaited, CoroutineType):
             codes.append(awaited.cr_code)
             awaited = awaited.cr_await
         elif isinstance(awaited, GeneratorType):
             codes.append(awaited.gi_code)
             awaited = awaited.gi_yieldfrom
-        else:  # what `__await__` of a coroutine returns
+        elif type(awaited).__name__ == "coroutine_wrapper":  # what `__await__` of a coroutine returns
             (awaited,) = gc.get_referents(awaited)
+        else:
+            break
     own = [code.co_filename for code in codes if not code.co_filename.startswith(ASYNCIO)]
     if not codes or (own and LIBRARIES in own[-1] and not own[-1].startswith(folder)):
         return True
