@@ -374,11 +374,18 @@ def test_torch_dtype_is_what_is_computed_in(parse):
     assert recipe.form_in_words == "LoRA of rank 4 in float32 on a bfloat16 base, computed in bfloat16"
 
 
-@pytest.mark.parametrize("has_products", [True, False])
-def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, has_products):
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_products)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    computed = ("float32", "bfloat16")[has_products]
+PROCESSORS = {
+    "AMD Zen 3": ({"cpu_name": "AMD EPYC 7R13", "avx512_bf16": False, "amx_tile": False}, "float32"),
+    "AMD Zen 4": ({"cpu_name": "AMD EPYC 9R14", "avx512_bf16": True, "amx_tile": False}, "bfloat16"),
+    "Intel with AMX": ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_tile": True}, "bfloat16"),
+    "Intel, AMX is hidden": ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_tile": False}, "float32"),
+    "ARM": ({"architecture": "aarch64", "bf16": True}, "float32"),
+}
+
+
+@pytest.mark.parametrize(("found", "computed"), PROCESSORS.values(), ids=PROCESSORS)
+def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, found, computed):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     recipe = parse({"peft": {"r": 4}}, "--use_cpu")
     assert recipe.form_in_words == f"LoRA of rank 4 in float32 on a {computed} base, computed in {computed}"
     assert parse({}, "--use_cpu", "--bf16", "false").compute_dtype == "float32"
