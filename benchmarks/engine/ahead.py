@@ -1,7 +1,7 @@
 """
 A step with `rollouts_ahead`, whose tool waits as long as an update takes, over one after the other: wall-clock time.
 
-    python -m benchmarks.engine.ahead            # about a minute on one core
+    python -m benchmarks.engine.ahead            # two minutes on one core
     python -m benchmarks.engine.ahead --smoke    # seconds: whether it runs; its numbers mean nothing
 
 Two LoRA agents on a random base answer one after the other, and a tool waits between them. Both runs take the same
@@ -26,7 +26,7 @@ SIZE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "v
 PHASES = ("generate", "reward", "update")
 
 
-def seconds_of(size: dict, wait: float, ahead: int, steps: int, tokens: int) -> dict[str, float]:
+def seconds_of(size: dict, wait: float, ahead: int, steps: int, tokens: int, items: int) -> dict[str, float]:
     """Returns the median seconds of a step, by phase."""
 
     @workflow(roles=("agent_0", "agent_1"), max_turns=2)
@@ -35,13 +35,13 @@ def seconds_of(size: dict, wait: float, ahead: int, steps: int, tokens: int) -> 
         await asyncio.sleep(wait)
         return sum((words + await agents.agent_1(item["prompt"])).encode()) % 10  # else equal rewards need no update
 
-    prompts = [" ".join(f"w{(7 * k + n) % 200 + 1}" for n in range(300)) for k in range(8)]
+    prompts = [" ".join(f"w{(7 * k + n) % 200 + 1}" for n in range(300)) for k in range(64)]
     with tempfile.TemporaryDirectory() as folder:
         args = MAGRPOConfig(
             folder,
             **{"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
             **{"rollouts_ahead": ahead, "max_steps": steps, "logging_steps": 1, "learning_rate": 1e-5},
-            **{"branching": "episodes", "num_generations": 8, "items_per_device": 1, "max_completion_length": tokens},
+            **{"branching": "episodes", "num_generations": 8, "items_per_device": items, "max_completion_length": tokens},
             per_device_train_batch_size=4,
         )
         team = make_team(2, size)
@@ -57,11 +57,10 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="small models and few steps")
     parser.add_argument("--output", type=Path, help="JSON file for the numbers")
     args = parser.parse_args()
-    settings = (SMALL, 3, 4) if args.smoke else (SIZE, 7, 8)
-    size, steps, tokens = settings
-    wait = seconds_of(size, 0.0, 0, steps, tokens)["update"]
+    size, *shape = (SMALL, 3, 4, 1) if args.smoke else (SIZE, 5, 8, 8)
+    wait = seconds_of(size, 0.0, 0, *shape)["update"]
     rows = {
-        name: seconds_of(size, wait, ahead, steps, tokens)
+        name: seconds_of(size, wait, ahead, *shape)
         for ahead, name in enumerate(("one after the other", "ahead"))
     }
     print("a step, seconds      | " + " | ".join(PHASES) + " | sum")
