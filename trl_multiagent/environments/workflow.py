@@ -111,12 +111,14 @@ class Agents:
             check_prompt(f"The workflow, for {name!r},", prompt)
             if not isinstance(prompt, str):  # the workflow may go on writing into its messages
                 prompt = [dict(message) for message in prompt]
-            stops = (stop,) if isinstance(stop, str) else tuple(stop)
-            if not all(isinstance(text, str) and text for text in stops):
-                raise TypeError(f"`stop` is {show(stop)}; it needs texts that are not empty.")
-            if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
-                raise TypeError(f"`max_tokens` is {show(max_tokens)}; it must be a whole number of at least 1.")
-            return self._episode.ask(name, with_call(prompt, AgentCall(stops, max_tokens, memory)))
+            if (stop, max_tokens, memory) != ((), None, True):
+                stops = (stop,) if isinstance(stop, str) else tuple(stop)
+                if not all(isinstance(text, str) and text for text in stops):
+                    raise TypeError(f"`stop` is {show(stop)}; it needs texts that are not empty.")
+                if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+                    raise TypeError(f"`max_tokens` is {show(max_tokens)}; it must be a whole number of at least 1.")
+                prompt = with_call(prompt, AgentCall(stops, max_tokens, memory))
+            return self._episode.ask(name, prompt)
 
         call.agents = self  # type: ignore[attr-defined]  # for `start_task`
         return call
@@ -426,7 +428,9 @@ class WorkflowEnvironment(Environment):
                     forks.append((episode, history))
         asked = dict[int, Prompts]()
         for item, history, episode in zip(items, histories, episodes, strict=True):
-            self._check_replay(episode, asked.setdefault(id(anchor_of(item, history)), episode.prompts))
+            first = asked.setdefault(id(anchor_of(item, history)), prompts := episode.prompts)
+            if first is not prompts:
+                self._check_replay(episode, first)
         return episodes
 
     def _leave(self, anchors: Iterable[Any], episodes: list[Episode]) -> None:
@@ -547,7 +551,7 @@ class WorkflowEnvironment(Environment):
                 result = task.result()
         if task.done() or episode.out_of_turns:
             metrics["out_of_turns"] = float(episode.out_of_turns)
-        outcome = result if isinstance(result, Outcome) else Outcome(result)
+        outcome = dataclasses.replace(result) if isinstance(result, Outcome) else Outcome(result)
         reward: Any = outcome.reward
         if reward is None:
             if not was_paid and reward_none != "drop":
@@ -562,12 +566,9 @@ class WorkflowEnvironment(Environment):
             )
         is_shared = returned is not reward and len(set(paid.values())) == 1
         reward = {role: float(returned[role]) + paid[role] for role in self.roles}
-        return dataclasses.replace(
-            outcome,
-            reward=reward[self.roles[0]] if is_shared else reward,
-            metrics={**metrics, **outcome.metrics},
-            extra={**notes, **outcome.extra},
-        )
+        outcome.reward = reward[self.roles[0]] if is_shared else reward
+        outcome.metrics, outcome.extra = {**metrics, **outcome.metrics}, {**notes, **outcome.extra}
+        return outcome
 
     def _play(self, turn: Callable[[], Coroutine]) -> Any:
         """Runs a part of a turn on the event loop of this process."""
