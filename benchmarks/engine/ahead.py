@@ -41,7 +41,12 @@ def seconds_of(size: dict, wait: float, ahead: int, steps: int, tokens: int, ite
             folder,
             **{"use_cpu": True, "bf16": False, "report_to": "none", "save_strategy": "no", "disable_tqdm": True},
             **{"rollouts_ahead": ahead, "max_steps": steps, "logging_steps": 1, "learning_rate": 1e-5},
-            **{"branching": "episodes", "num_generations": 8, "items_per_device": items, "max_completion_length": tokens},
+            **{
+                "branching": "episodes",
+                "num_generations": 8,
+                "items_per_device": items,
+                "max_completion_length": tokens,
+            },
             per_device_train_batch_size=4,
         )
         team = make_team(2, size)
@@ -59,10 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     size, *shape = (SMALL, 3, 4, 1) if args.smoke else (SIZE, 5, 8, 8)
     wait = seconds_of(size, 0.0, 0, *shape)["update"]
-    rows = {
-        name: seconds_of(size, wait, ahead, *shape)
-        for ahead, name in enumerate(("one after the other", "ahead"))
-    }
+    rows = {name: seconds_of(size, wait, ahead, *shape) for ahead, name in enumerate(("one after the other", "ahead"))}
     print("a step, seconds      | " + " | ".join(PHASES) + " | sum")
     for name, row in rows.items():
         print(f"{name:20} | " + " | ".join(f"{row[phase]:.2f}" for phase in PHASES) + f" | {sum(row.values()):.2f}")

@@ -1,7 +1,7 @@
 """
 Counts what a step launches, on a CPU: kernels of the update of a micro-batch and of a sampled token.
 
-    python -m benchmarks.engine.launches           # about 2 minutes on one core
+    python -m benchmarks.engine.launches           # about 4 minutes on one core
     python -m benchmarks.engine.launches --smoke   # seconds: one layer
 
 A launch is an operation of torch that is no view. Their number does not depend on the width of a model, so the models
@@ -18,6 +18,7 @@ import contextlib
 import io
 import itertools
 import json
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -29,8 +30,11 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models
+from torch._inductor import metrics
+from torch._inductor.utils import fresh_cache, run_fw_bw_and_get_code
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 from trl import GRPOConfig, GRPOTrainer
 
 from trl_multiagent import AgentTeam, FunctionEnvironment, MAGRPOConfig, MAGRPOTrainer
@@ -225,6 +229,26 @@ def trl_update(form: str, layers: int, rows: int, checkpointing: bool) -> int:
     return trainer.counts[0]
 
 
+def compiled_layer(form: str) -> int:
+    """
+    Returns the launches of a compiled layer: products, attention, and at most one for each loop that inductor makes.
+    """
+    made, ids = prepared(form, 1, checkpointing=False), sequences(8)
+    for layer in made.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.compile(dynamic=True)
+
+    def compute() -> torch.Tensor:
+        with autocast():
+            return made(input_ids=ids, labels=ids, use_cache=False).loss
+
+    metrics.reset()
+    with fresh_cache():
+        _, codes = run_fw_bw_and_get_code(compute)
+    calls = [re.findall(r"extern_kernels\.\w+\(|aten\._scaled_dot_product\w+\.default\(", code) for code in codes]
+    return metrics.generated_kernel_count + sum(map(len, calls))
+
+
 def sequence_by_sequence(form: str, layers: int, rows: int, num_agents: int) -> int:
     """Every sequence is a forward, and every token of a completion a softmax over the vocabulary."""
     agents = [prepared(form, layers, checkpointing=False) for _ in range(num_agents)]
@@ -269,6 +293,11 @@ def main() -> None:
     for form in ("full", "lora"):
         step = [sum(update(make_team(form, 2, layers), 32, *way)) for way in ((8, True), (32, False))]
         show(f"{form}, with and without checkpointing", *step)
+    if not options.smoke:  # it takes a C++ compiler half a minute
+        print(f"\n{'a layer of one model, forward and backward':44}{'eager':>14}{'compiled':>14}")
+        for form in ("full", "lora"):
+            eager = transformers_update(form, 2, 8, False) - transformers_update(form, 1, 8, False)
+            show(f"a layer, {form}", eager, compiled_layer(form))
     print(f"\n{'a token of all agents, as a graph replays it':44}{'launches':>14}")
     for form, number in itertools.product(("full", "lora"), numbers):
         show(f"token, {form}, {number} agents", token(make_team(form, number, layers)))

@@ -1,7 +1,11 @@
 """What trainers, teams and environments say about arguments of a wrong type."""
 
 import asyncio
+import os
+import subprocess
+import sys
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -280,3 +284,36 @@ def test_kernels_of_liger_leave_the_loss_alone(tmp_path, monkeypatch):
     assert [model for model, _ in patched] == trainer.team.base_models
     assert patched[0][1] == {"swiglu": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
     assert trainer.args.use_liger_kernel
+
+
+COMPILED = """
+import sys
+
+import torch
+
+sys.path.insert(0, sys.argv[1])
+from torch._dynamo.utils import counters
+from tiny import team_of, tiny_trainer
+
+teams = []
+for compiled in ({}, {"torch_compile_backend": "eager"}):
+    teams.append(team_of("lora", num_hidden_layers=1))
+    tiny_trainer("run", teams[-1], max_steps=1, **compiled).train()
+assert all(map(torch.equal, *(team.parameters() for team in teams)))
+assert 0 < counters["frames"]["ok"] == counters["frames"]["total"] <= 4, counters
+assert not counters["graph_break"], counters
+"""
+
+
+def test_compiled_layers_leave_the_update_alone(tmp_path):
+    """Also where agents share a forward. Sampling compiles nothing."""
+    helpers = Path(__file__).parents[1] / "helpers"
+    command = [sys.executable, "-c", COMPILED, str(helpers)]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "TORCHDYNAMO_DISABLE": "0"}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def test_zero_3_compiles_no_layers(monkeypatch):
+    monkeypatch.setattr(MAGRPOConfig, "zero_stage", 3)
+    with pytest.raises(ValueError, match="but ZeRO-3 gathers their weights"):
+        MAGRPOConfig("unused", use_cpu=True, torch_compile=True)

@@ -58,7 +58,7 @@ class Stacked:
 
     def add(self, layer: LoraLayer, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Adds the outputs of the adapters to the result of a layer's base."""
-        if layer.lora_A.keys().isdisjoint(self.adapters):
+        if not any(adapter in layer.lora_A for adapter in self.adapters):
             return result
         if torch.is_grad_enabled():
             all_a, all_b = self.stack(layer)

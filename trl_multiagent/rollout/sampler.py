@@ -139,7 +139,8 @@ class TransformersGenerator:
             "modules_to_save" in name and x.dtype != agent.dtype for name, x in agent.named_parameters()
         )
         cast = torch.autocast(kind, agent.dtype) if mixes else nullcontext()
-        with cast, self.team.evaluating(), self.team.together(roles) as sampling:
+        eagerly = torch.compiler.set_stance("force_eager")  # layers are compiled for the update
+        with cast, eagerly, self.team.evaluating(), self.team.together(roles) as sampling:
             yield sampling
 
     def sample(self, model: PreTrainedModel, group: Stacked | None, roles: list[str], turn: TurnPrompts) -> Sampled:

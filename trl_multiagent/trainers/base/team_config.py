@@ -147,8 +147,7 @@ class TeamConfig(CommonConfig):
     free_on_resume: ClassVar[tuple[str, ...]] = ("devices", "log_", "model_init_", "resume_changes", "trust_remote_")
 
     unsupported: ClassVar[list[str]] = """
-        model_init_kwargs auto_find_batch_size torch_compile torch_compile_backend torch_compile_mode
-        neftune_noise_alpha optim_target_modules sync_ref_model
+        model_init_kwargs auto_find_batch_size neftune_noise_alpha optim_target_modules sync_ref_model
         ref_model_mixup_alpha ref_model_sync_steps pad_to_multiple_of
         off_policy_mask_threshold steps_per_generation generation_batch_size
         sapo_temperature_neg sapo_temperature_pos vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
@@ -178,6 +177,8 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
                 "process. Leave it false."
             )
+        if self.torch_compile and self.zero_stage == 3:
+            raise ValueError("`torch_compile` compiles layers, but ZeRO-3 gathers their weights: leave it out.")
         if self.devices is None:
             return
         if self.world_size > 1 or self.deepspeed_plugin is not None:

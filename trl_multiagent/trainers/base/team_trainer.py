@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import EarlyStoppingCallback, PreTrainedModel
 from transformers.integrations import integration_utils, is_deepspeed_zero3_enabled
 from transformers.integrations.liger import apply_liger_kernel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 from transformers.utils import logging
 from trl.models import prepare_deepspeed, unwrap_model_for_generation
@@ -153,6 +154,10 @@ class TeamTrainerMixin(CommonTrainerMixin):
     _trains_critics = False
     _eval_prefix: str  # prefix of the metrics of the current evaluation
 
+    def create_accelerator_and_postprocess(self) -> None:
+        with temporarily_set(self.args, torch_compile_backend=None):  # `_prepare_team` has compiled what it names
+            super().create_accelerator_and_postprocess()
+
     def _checked(self, team: AgentTeam, args: TeamConfig | None) -> Any:
         """Checks the types of the team and of the configuration. Returns the latter, by default a new one."""
         if not isinstance(team, AgentTeam):
@@ -214,6 +219,11 @@ class TeamTrainerMixin(CommonTrainerMixin):
             if args.use_liger_kernel:  # its norms, rotary embeddings and activations, but not its losses
                 kernels = args.liger_kernel_config or {}
                 apply_liger_kernel(model, {**kernels, "cross_entropy": False, "fused_linear_cross_entropy": False})
+            if args.torch_compile:  # not whole models, which choose an adapter at every forward
+                how = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+                for layer in model.modules():
+                    if isinstance(layer, GradientCheckpointingLayer):
+                        layer.compile(dynamic=True, **how)
         if args.deepspeed_plugin is not None:
             # DeepSpeed's own default, 5e8 gradients, needs a buffer of one gigabyte, more than the shards of a
             # small team. transformers' "auto" is the hidden size squared: hundreds of small reductions
