@@ -224,6 +224,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
         self.num_turns = environment.check_turns(given, self.branching == "episodes")
 
     def steps_per_epoch(self, num_rows: int) -> int:
+        """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""
         return num_rows // (self.items_per_device * self.world_size) * self.num_iterations
 
     @property

@@ -1,6 +1,5 @@
 """The configurations of all trainers, and of those that train a team."""
 
-import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -187,12 +186,6 @@ class TeamConfig(CommonConfig):
             logger.warning("`devices` has no effect: this machine has no GPU, and all agents are on the CPU.")
         elif max(self.devices.values()) >= (available := torch.accelerator.device_count()):
             raise ValueError(f"`devices` is {self.devices}, but this machine has the GPUs 0 to {available - 1}.")
-
-    def steps_per_epoch(self, num_rows: int) -> int:
-        """Returns the number of optimizer steps in one pass over a training dataset with this many rows."""
-        micro_batches = num_rows / (self.per_device_train_batch_size * self.world_size)
-        micro_batches = int(micro_batches) if self.dataloader_drop_last else math.ceil(micro_batches)
-        return math.ceil(micro_batches / self.gradient_accumulation_steps)
 
 
 def check_trained_weights(weights: Iterable[tuple[str, torch.nn.Parameter]], args: CommonConfig) -> None:
