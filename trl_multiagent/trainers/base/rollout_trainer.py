@@ -232,11 +232,11 @@ class RolloutTrainer(TeamTrainerMixin, GRPOTrainer):
             shard.sampler = shard.batch_sampler.sampler  # where accelerate looks for it in an epoch that is resumed
         return loader
 
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, dataset: Dataset) -> Sampler:
         # As in GRPO, a batch is repeated for each of its optimizer steps: the first one samples the rollouts that all
         # of them use
         return EpochSampler(
-            data_source=self.train_dataset if dataset is None else dataset,
+            data_source=dataset,
             mini_repeat_count=1,
             batch_size=self.args.items_per_device * self.accelerator.num_processes,
             repeat_count=self.num_iterations,
