@@ -94,6 +94,11 @@ class Node:
         return tuple(self.prompts)
 
     @property
+    def last_actions(self) -> Sequence[int]:
+        """The joint actions with which an episode ends."""
+        return self.ended if self.children else range(len(self.indices))
+
+    @property
     def joint_actions(self) -> list[JointAction]:
         """The joint actions: the text of each agent that acts, by role."""
         return [self.texts(index) for index in self.indices]
@@ -382,10 +387,7 @@ def _add_group_rewards(turns: Trees, environment: Environment, process_reward: C
     """Adds the rewards that compare the finished branches of an item to the last reward of each branch."""
     name = f"The group reward of `{function_name(environment.unwrapped)}`"
     finished = grouped(
-        (node.tree, (node, action))
-        for nodes in turns
-        for node in nodes
-        for action in (node.ended if node.children else range(len(node.indices)))
+        (node.tree, (node, action)) for nodes in turns for node in nodes for action in node.last_actions
     )
     for branches in finished.values():
         histories: list[History] = [(*node.history, node.turn(action)) for node, action in branches]

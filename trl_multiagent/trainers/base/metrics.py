@@ -121,7 +121,7 @@ def rollout_totals(
     for turn, nodes in enumerate(turns, start=1):
         for node in nodes:
             add_rewards(values, turn, node)
-            for action in last_actions(node) if num_turns > 1 else ():
+            for action in node.last_actions if num_turns > 1 else ():
                 metrics: dict[str, float] = {}
                 for past in (*node.history, node.turn(action)):
                     metrics |= past.outcome.metrics
@@ -174,18 +174,13 @@ def add_rewards(values: dict[str, list[float]], turn: int, node: Node) -> None:
     values[f"turn_{turn}/expected_return"] += returns
     if turn == 1:
         values["return"] += returns
-    values["final_turn/reward"] += known([node.rewards[j] for j in last_actions(node)])
+    values["final_turn/reward"] += known([node.rewards[j] for j in node.last_actions])
     for role, own in node.role_returns.items():
         values[f"agents/{role}/reward"] += known([x + 0 * y for x, y in zip(node.rewards_of(role), own, strict=True)])
         if turn == 1:
             values[f"agents/{role}/return"] += known(own)
     for role, others in node.counterfactuals.items():
         values[f"agents/{role}/credit"] += known([x - y for x, y in zip(node.rewards, others, strict=True)])
-
-
-def last_actions(node: Node) -> Sequence[int]:
-    """Returns the joint actions of a node with which an episode ends."""
-    return node.ended if node.children else range(len(node.rewards))
 
 
 def are_equal(group: Sequence[Node]) -> bool:
