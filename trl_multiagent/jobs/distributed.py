@@ -95,14 +95,12 @@ def error_barrier(accelerator: Accelerator | PartialState, error: BaseException 
         raise OverdueElsewhere("\n".join(reports))
 
 
-def check_agreement(accelerator: Accelerator | PartialState, settings: dict[str, Any]) -> None:
+def check_agreement(settings: dict[str, Any]) -> None:
     """
     Raises a `ValueError` on all processes if the `settings` of one, plain values by name, differ from the first
     one's. Such processes would wait for each other forever, or average gradients of different losses. The message
     names every difference.
     """
-    if accelerator.num_processes == 1:
-        return
     first, *others = gather_object([settings])
     differing: dict[str, str] = {}
     for process, other in enumerate(others, start=1):

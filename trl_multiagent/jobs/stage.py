@@ -55,7 +55,7 @@ class Stage:
         block. Raises `ValueError` if the folder holds other work or files, or another program is
         writing to it, or the processes have different settings.
         """
-        check_agreement(self.state, self.settings)
+        check_agreement(self.settings)
         with contextlib.ExitStack() as stack:
             with fail_together(self.state):
                 if self.state.is_main_process:

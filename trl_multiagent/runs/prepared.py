@@ -391,7 +391,7 @@ def check_run(run: PreparedRun, environment: Environment, train_dataset: Dataset
     state, checkpoint = PartialState(), run.resume_from_checkpoint
     with end_with_one_line(run.prog), end_on_wrong_input(run.prog), fail_together(state):
         if state.num_processes > 1:
-            check_agreement(state, run.describe(environment, train_dataset, team=None))
+            check_agreement(run.describe(environment, train_dataset, team=None))
         if checkpoint and ALGORITHMS[run.algorithm].run == ROLLOUTS:
             here = run.describe(environment, train_dataset, run.outline(environment.roles))
             changes = differences(read_checkpoint(checkpoint)["settings"], here)

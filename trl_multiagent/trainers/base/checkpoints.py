@@ -329,7 +329,7 @@ class CheckpointMixin(Trainer):
             self._settings = {**self._run_settings(), "weights that are not trained": frozen}
         self._resumed = Path(folder) if folder else None
         # Nodes with folders of their own may hold different checkpoints
-        check_agreement(self.accelerator, {**self._settings, "checkpoint": self._resumed and self._resumed.name})
+        check_agreement({**self._settings, "checkpoint": self._resumed and self._resumed.name})
         if self._resumed is not None:
             with fail_together(self.accelerator):
                 self._check_checkpoint(self._resumed)
