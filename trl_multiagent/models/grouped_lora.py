@@ -67,9 +67,7 @@ class Stacked:
                 self.weights[layer] = self.stack(layer)
             all_a, all_b = self.weights[layer]
         x = x.reshape(len(self.rows), -1, x.size(-1)).to(all_a.dtype)  # some models merge rows and tokens
-        own = linear(x, all_a)
-        if len(self.adapters) > 1:
-            own = own * self._columns(layer, all_a.dtype)
+        own = linear(x, all_a) * self._columns(layer, all_a.dtype)
         # One product with an addition, of which the sum is rounded once
         added = torch.addmm(result.reshape(-1, result.size(-1)).to(all_b.dtype), own.flatten(0, 1), all_b.t())
         return added.view_as(result).to(result.dtype)
