@@ -390,7 +390,8 @@ class CheckpointMixin(Trainer):
             if self.args.should_save:
                 remove_unfinished(run_folder)
             self.accelerator.wait_for_everyone()  # no process may write before the folder is removed
-            with temporarily_set(self, _saving=True):
+            # An unfinished checkpoint is pushed later, when it is complete
+            with temporarily_set(self, _saving=True, _push_from_checkpoint=lambda folder: None):
                 super()._save_checkpoint(model, trial)
             if self.state.best_global_step:
                 best = run_folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.best_global_step}"
@@ -408,10 +409,6 @@ class CheckpointMixin(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(finished))
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._saving:  # an unfinished checkpoint is pushed later, when it is complete
-            super()._push_from_checkpoint(checkpoint_folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)

@@ -543,8 +543,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         from trl_multiagent.trainers.base.hub import push_checkpoint
 
-        if not self._saving:  # an unfinished checkpoint is pushed later
-            push_checkpoint(self, checkpoint_folder, super()._push_from_checkpoint)
+        push_checkpoint(self, checkpoint_folder, super()._push_from_checkpoint)
 
     def _may_change_files(self) -> bool:
         """
