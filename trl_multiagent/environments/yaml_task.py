@@ -41,14 +41,6 @@ class Rows(DatasetSource):
             raise ValueError(f"`dataset.name` is {self.name or 'missing'}; give a Hub id or a path of a {LOCAL_FILE}.")
         check_name(self.name)
 
-    @property
-    def is_file(self) -> bool:
-        return str(self.name).endswith(LOCAL_SUFFIXES)
-
-    @property
-    def may_be_hub_id(self) -> bool:
-        return super().may_be_hub_id and not self.is_file
-
     def load(self, split: str | None) -> Dataset:
         """
         Loads the rows of a split, such as `"train[:100]"`. A local file has one split, with any name. Raises
@@ -56,7 +48,7 @@ class Rows(DatasetSource):
         there are no rows.
         """
         name = str(self.name)
-        if self.is_file:
+        if name.endswith(LOCAL_SUFFIXES):
             rows = load_file(name, split)
         else:
             split = "train" if split is None else f"train{split}" if split.startswith("[") else split
