@@ -23,9 +23,6 @@ class IACTrainer(ActorCriticTrainer):
     args: IACConfig
     _config_class = IACConfig
 
-    def critic_of(self, role: str) -> str:
-        return role
-
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         ids = node.samples[critic].prompt_ids
         if joint_action is not None:

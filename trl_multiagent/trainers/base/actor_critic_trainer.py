@@ -69,8 +69,8 @@ class ActorCriticTrainer(RolloutTrainer):
     # Methods that an algorithm defines
 
     def critic_of(self, role: str) -> str:
-        """Returns the critic that judges an agent."""
-        raise NotImplementedError
+        """Returns the critic that judges an agent. By default, each agent has one of its own."""
+        return role
 
     def critic_text(self, critic: str, node: Node, joint_action: int | None) -> list[int]:
         """
