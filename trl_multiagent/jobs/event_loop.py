@@ -128,7 +128,7 @@ def is_blocked(seconds: float | None = None) -> bool:
     return not answered.wait(min(seconds or ANSWER_SECONDS, ANSWER_SECONDS))
 
 
-def run_on_loop(coroutine: Coroutine, limit: float | None = None) -> Any:
+def run_on_loop(coroutine: Coroutine, limit: float | None) -> Any:
     """
     Runs a coroutine on the event loop of this process, and returns its result. If this thread is interrupted, the
     coroutine is cancelled, and has `CLOSING_SECONDS` to end. Raises [`Blocked`] if a task keeps the loop for longer

@@ -290,9 +290,7 @@ class Observer:
         self.reset()
 
 
-def add_task_metrics(
-    trainer: Any, mode: str, turns: Trees, reported: dict[str, list[float]] | None = None
-) -> RolloutTotals:
+def add_task_metrics(trainer: Any, mode: str, turns: Trees, reported: dict[str, list[float]]) -> RolloutTotals:
     """
     Adds the results of the agents in the trainer's environment to its next log entry, and returns the totals of all
     processes. `turns`: the nodes of each turn that this process played. `reported`: the metrics that reward functions
