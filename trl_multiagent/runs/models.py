@@ -175,7 +175,7 @@ def make_seat(settings: Settings, role: str, folder: Path, run: Run, trained: Se
         first = {} if start is None else {START: seat(start)}
 
         def versions(step: int | None) -> Mapping[str, Seat]:
-            saved = sorted((x for x in run.folder.glob("checkpoint-*") if (x / TEAM_FILE).is_file()), key=step_of)
+            saved = sorted((x.parent for x in run.folder.glob(f"checkpoint-*/{TEAM_FILE}")), key=step_of)
             found = first | {x.name: seat(str(x)) for x in saved if step is None or step_of(x) <= step}
             if not found:
                 raise UnavailableError(f"`{path}.population` is 'self', but {run.folder} holds no checkpoints.")
