@@ -124,10 +124,9 @@ def shown(observation: dict) -> str:
     return str(*fields.values()) if len(fields) == 1 else json.dumps(fields, ensure_ascii=False)
 
 
-SETTINGS = {"dataset": Seeds, "openenv": Servers}
 TASK = Task(
     lambda settings: ServedEnvironment(settings.sections["openenv"]),
     load_datasets,
-    SETTINGS,
+    settings={"dataset": Seeds, "openenv": Servers},
     roles=lambda sections: sections["openenv"].actors,
 )

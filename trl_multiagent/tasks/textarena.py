@@ -80,5 +80,9 @@ def make_environment(settings: TaskSettings) -> WorkflowEnvironment:
     return WorkflowEnvironment(game.play, game.roles, live=True, metric_ranges={"invalid_moves": (0.0, 1.0)})
 
 
-SETTINGS = {"dataset": Seeds, "textarena": Game}
-TASK = Task(make_environment, load_datasets, SETTINGS, roles=lambda sections: sections["textarena"].roles)
+TASK = Task(
+    make_environment,
+    load_datasets,
+    settings={"dataset": Seeds, "textarena": Game},
+    roles=lambda sections: sections["textarena"].roles,
+)
