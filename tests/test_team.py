@@ -685,7 +685,7 @@ def test_a_model_in_a_gguf_file_is_trained_and_saved(gguf_file, tmp_path, monkey
     named = AgentTeam.from_pretrained(folder, ["aux"], gguf_file="model.gguf")  # as in a repository
     assert torch.equal(named.agents["aux"](ids).logits, team.agents["aux"](ids).logits)
     assert named.agents["aux"].name_or_path == str(folder / "model.gguf")
-    assert gguf_file_of("org/model/a.gguf") == ("org/model", {"gguf_file": "a.gguf"})
+    assert gguf_file_of("org/model/a.gguf") == ("org/model", "a.gguf")
     card = str(team_card([{**facts_of(mixed)[0], "base": "org/model"}], "user/team"))
     assert 'base = AutoModelForCausalLM.from_pretrained("org/model", gguf_file="model.gguf")' in card
     monkeypatch.chdir(tmp_path)

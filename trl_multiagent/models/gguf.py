@@ -30,14 +30,14 @@ from trl_multiagent.models.pretrained import find_file, without_weights
 VERSION = re.compile(r"\d+-\d+|\.unfinished-.*")  # names of conversions: nothing else is removed
 
 
-def gguf_file_of(name: str) -> tuple[str, dict[str, str]]:
+def gguf_file_of(name: str) -> tuple[str, str | None]:
     """
-    Splits the path of a GGUF file into its folder or repository and the argument `gguf_file`. Other names stay as they
-    are.
+    Splits the path of a GGUF file into its folder or repository and the name of the file. Other names stay as they
+    are, and have none.
     """
     path = Path(name)
     is_file = path.suffix == ".gguf" and not path.is_dir()
-    return (str(path.parent), {"gguf_file": path.name}) if is_file else (name, {})
+    return (str(path.parent), path.name) if is_file else (name, None)
 
 
 def converted(name: str, revision: str | None = None, token: str | bool | None = None, weights: bool = True) -> str:
@@ -58,13 +58,13 @@ def converted(name: str, revision: str | None = None, token: str | bool | None =
         OSError: The file cannot be found or changes meanwhile, or the disk is too full.
         ValueError: The file is damaged or lacks weights, or its architecture is unknown to transformers.
     """
-    folder, argument = gguf_file_of(name)
-    if not argument:
+    folder, file_name = gguf_file_of(name)
+    if file_name is None:
         return name
     file = Path(name).absolute()
     place = file.parent
     if is_on_hub := not file.is_file():
-        found = find_file(folder, argument["gguf_file"], revision, token, required=True)
+        found = find_file(folder, file_name, revision, token, required=True)
         if found is None:
             raise OSError(f"{name} does not exist. A saved adapter needs the model that it was trained on.")
         file = Path(found)

@@ -14,7 +14,7 @@ def facts_of(team: Any) -> list[dict[str, Any]]:
     sampler = TeamSampler(team, cast(Any, None))
     agents = []
     for role, agent in team.agents.items():
-        base, file = gguf_file_of(get_config_model_id(agent.config))
+        base, gguf_file = gguf_file_of(get_config_model_id(agent.config))
         is_adapter = role in team.adapted_roles
         agents.append(
             {
@@ -22,7 +22,7 @@ def facts_of(team: Any) -> list[dict[str, Any]]:
                 "template_kwargs": sampler.template_kwargs(role),
                 "base": hub_id(base),
                 "base_revision": team.policies[role].peft_config[role].revision if is_adapter else None,
-                "gguf_file": file.get("gguf_file"),
+                "gguf_file": gguf_file,
                 "folder": team.folder(role),
                 "is_adapter": is_adapter,
                 "model_class": class_of(agent.config).__name__,
