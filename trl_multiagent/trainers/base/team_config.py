@@ -27,7 +27,7 @@ def has_bf16_products(on_cpu: bool) -> bool:
     BF16 if it is not Intel's, which takes twice as long.
     """
     if on_cpu:
-        found = getattr(torch.cpu, "get_capabilities", dict)()  # of an older torch, nothing
+        found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # of an older torch, nothing
         return found.get("amx_tile", False) or (found.get("avx512_bf16", False) and "Intel" not in found["cpu_name"])
     return is_torch_bf16_gpu_available()
 
