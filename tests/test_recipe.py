@@ -515,6 +515,8 @@ def test_settings_that_have_no_effect_in_this_run(parse):
     stderr = parse({"magrpo": {"discount": 0.5}, "agents": ["a", "b"]}).stderr
     assert len(stderr.splitlines()) == 1
     assert "agent_model.name (`agents` is used)" in stderr and "magrpo.discount (there is one turn)" in stderr
+    stderr = parse({"magrpo": {"num_turns": 2, "handoff": "best", "discount": 0.5}}).stderr
+    assert "magrpo.discount (in a chain, a return is the reward of its turn)" in stderr
     assert parse({"magrpo": {"num_turns": 2, "discount": 0.5, "num_iterations": 2, "epsilon": 0.3}}).stderr == ""
 
 

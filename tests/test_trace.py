@@ -96,6 +96,16 @@ def test_items_have_ids():
     assert item_id({"a": 1, "b": [object]}) == item_id({"b": [object], "a": 1}) != item_id({"a": 2, "b": [object]})
 
 
+def test_the_reward_of_a_role_is_there_in_turns_that_pay_all_alike():
+    turns = grow(num_generations=1)
+    turns[1][0].outcomes[0].set_role_rewards({"aux": 1.0, "main": 3.0})
+    turns[1][0].role_rewards = {"aux": [1.0], "main": [3.0]}
+    for node in (turns[0][0], turns[1][0]):
+        node.role_returns = {"aux": [0.0], "main": [0.0]}
+    found = [(row["turn"], row["reward/main"]) for row in trace_rows(turns, ROLES, step=1) if "reward/main" in row]
+    assert found == [(1, turns[0][0].rewards[0]), (2, 3.0)]
+
+
 # Files
 
 

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from trl_multiagent import AgentTeam, IACTrainer, cli
 from trl_multiagent.configs.recipes.writing import demo as writing
 from trl_multiagent.console import tell
+from trl_multiagent.environments.base import describe_environment
 from trl_multiagent.environments.task_errors import TaskError, UnavailableError
 from trl_multiagent.folders import locked
 from trl_multiagent.hub import rename_card
@@ -98,6 +99,16 @@ def test_the_task_is_saved_with_the_settings(module):
     assert recipe.merged["task"] == f"{module}.TASK" and recipe.sections["poem"].letters == "xyz"
     Path("again.yaml").write_text(yaml.safe_dump(recipe.merged))
     assert parse_recipe("magrpo", None, ["--config", "again.yaml"]).sections["poem"].letters == "xyz"
+
+
+def test_a_run_resumes_with_the_settings_of_its_task_alone(module):
+    """Its reward functions may read them."""
+    compared = []
+    for letters in ("xyz", "abc"):
+        argv = ["--task", f"{module}.TASK", "--model_name", "m", "--override", f"poem.letters={letters}"]
+        environment = parse_recipe("magrpo", None, argv).make_environment()
+        compared.append(describe_environment(environment)["environment settings"]["poem"])
+    assert [poem["letters"] for poem in compared] == ["xyz", "abc"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def run(folder, logs, every=1, max_steps=1000, **settings):
     """Feeds log entries to the callback and returns what it wrote, and the control."""
     alarms = Alarms(("aux", "main"), {"aux_used": "aux is idle"})
     defaults = {"max_completion_length": 64, "num_generations": 4, "on_cliff": None, "cliff_drop": 0.3}
+    defaults["num_turns"] = 1
     args, state = (
         SimpleNamespace(output_dir=str(folder), **{**defaults, **settings}),
         TrainerState(max_steps=max_steps),
@@ -63,6 +64,7 @@ def test_a_cliff_is_found_in_each_of_several_evaluation_sets_and_raised_when_it_
         ({"agents/aux/completions/repetition": 0.9}, "repetition/aux"),
         ({"agents/main/completions/clipped_ratio": 1.0}, "cut_off/main"),
         ({"turn_1/aux_used": 0.0}, "low/aux_used"),
+        ({"turn_1/out_of_turns": 1.0}, "out_of_turns"),
     ],
 )
 @pytest.mark.parametrize(("every", "raised"), [(1, 21), (10, 40), (50, 200)])
@@ -80,7 +82,7 @@ def test_in_a_short_training_a_condition_of_completions_holds_for_half_of_it(tmp
     bad = HEALTHY | {"frac_reward_zero_std": 1.0, "agents/aux/completions/repetition": 0.9}
     alarms, _ = run(tmp_path, [HEALTHY] * 2 + [bad] * 10, max_steps=12)
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(8, "repetition/aux")]
-    alarms, _ = run(tmp_path / "endless", [HEALTHY | {"episode/out_of_turns": 1.0}] * 12, max_steps=12)
+    alarms, _ = run(tmp_path / "endless", [HEALTHY | {"episode/out_of_turns": 1.0}] * 12, max_steps=12, num_turns=2)
     assert [(alarm["step"], alarm["alarm"]) for alarm in alarms] == [(6, "out_of_turns")]
 
 

@@ -492,6 +492,7 @@ def test_mistakes_get_a_sentence():
         (lambda agents: agents.call(Unhashable(), "a"), r"unhashable type: 'Unhashable' \(line \d+ of test_workflow"),
         (lambda agents: agents.call(returns_none, 1), r"`returns_none` returned None; it must return a list of 1 res"),
         (lambda agents: agents.call(lambda texts: [], "a"), "`<lambda>` returned a list of 0; it must return a list"),
+        (lambda agents: agents.call(unpaid, 1), r"`agents.call` got <function .*unpaid.* that is not `async`.*line"),
         (lambda agents: agents.call(interrupts, 1), r"raised KeyboardInterrupt: by itself \(line \d+ of test_"),
         (leaves, "its question to 'main' was answered: `await` it"),
         (pays, "no role 'mian'"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import subprocess
 import sys
 import traceback
@@ -317,3 +318,20 @@ def test_zero_3_compiles_no_layers(monkeypatch):
     monkeypatch.setattr(MAGRPOConfig, "zero_stage", 3)
     with pytest.raises(ValueError, match="but ZeRO-3 gathers their weights"):
         MAGRPOConfig("unused", use_cpu=True, torch_compile=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"random": random.Random(1)}, "`Stateful.state_dict`, which has to return plain values and tensors, raised"),
+        ({"position": 3}, "`Stateful.load_state_dict` raised NotImplementedError"),
+    ],
+)
+def test_a_state_that_no_run_could_resume_is_refused_at_once(tmp_path, state, message):
+    class Stateful(FunctionEnvironment):
+        def state_dict(self):
+            return state
+
+    environment = Stateful({"aux": "a", "main": "b"}, lambda completions, **_: [0.0] * len(completions))
+    with pytest.raises(TaskError, match=message):
+        tiny_trainer(tmp_path, environment=environment)

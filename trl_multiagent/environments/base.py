@@ -207,6 +207,7 @@ class Environment(ABC):
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
     order: tuple[tuple[str, ...], ...] | None = None
     unseen: ClassVar[tuple[str, str]] = ("", "")
+    settings: Mapping[str, Any] = MappingProxyType({})  # of the task's own sections, which a [`Task`] stores
 
     @property
     def unwrapped(self) -> "Environment":
@@ -365,9 +366,9 @@ class Environment(ABC):
     def resume_settings(self) -> dict[str, Any]:
         """
         Returns the settings on which prompts and rewards depend, by name, as plain values. A run can only continue a
-        checkpoint that has the same settings. Empty by default.
+        checkpoint that has the same settings. By default, those of the task's own sections.
         """
-        return {}
+        return {**self.settings}
 
 
 def prompts_of_one(self: Environment, item: dict, history: History) -> Prompts:

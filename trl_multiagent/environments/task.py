@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trl_multiagent.environments.base import Environment
 from trl_multiagent.environments.centralized import CentralizedEnvironment
 from trl_multiagent.environments.dataset_rows import Dataset, Datasets
-from trl_multiagent.environments.workflow import WorkflowEnvironment
 from trl_multiagent.limits import setting
 
 
@@ -149,8 +148,8 @@ class Task:
         Builds the environment of a run with `make_environment`, and wraps it if a single agent answers for all roles.
         """
         environment = self.make_environment(settings)
-        if isinstance(environment, WorkflowEnvironment):  # its function reads them
-            environment.settings = {
+        if isinstance(environment, Environment):  # another type is refused later
+            environment.unwrapped.settings = {
                 name: asdict(settings.sections[name]) for name in self.settings if name != "dataset"
             }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

@@ -133,6 +133,8 @@ class Agents:
         that runs again gets its earlier results. Of two calls with one argument in an episode, each has its own.
         """
         hash(function)  # an error of the workflow, not of the thread
+        if asyncio.iscoroutinefunction(function):
+            raise TypeError(f"`agents.call` got {show(function)}; it needs a function that is not `async`.")
         episode, future = self._episode, NotAwaited()
         content: Any = future  # of what cannot be compared; a `repr` leaves the middle of a long array out
         with suppress(Exception):
@@ -295,7 +297,7 @@ class WorkflowEnvironment(Environment):
             raise ValueError(f"`agents.{taken[0]}` is a method: choose another name for the role.")
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
-        self.metric_ranges, self.settings = metric_ranges or {}, dict[str, Any]()
+        self.metric_ranges = metric_ranges or {}
         self.__name__ = run.__name__
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played

@@ -129,7 +129,8 @@ class Alarms(TrainerCallback):
         if args.num_generations > 1:
             bounds["no_signal"] = (STEPS, "frac_reward_zero_std", NO_SIGNAL, 1.0, NO_SIGNAL_TEXT)
         steps = min(STEPS, max_steps // 2)
-        bounds["out_of_turns"] = (steps, "episode/out_of_turns", 1.0, 1.0, OUT_OF_TURNS_TEXT)
+        place = "episode/out_of_turns" if args.num_turns > 1 else "turn_1/out_of_turns"
+        bounds["out_of_turns"] = (steps, place, 1.0, 1.0, OUT_OF_TURNS_TEXT)
         for role, (name, (metric, least, text)) in itertools.product(self.roles, OF_COMPLETIONS.items()):
             if name != "cut_off" or args.max_completion_length >= SHORT:
                 place = f"agents/{role}/completions/{metric}"

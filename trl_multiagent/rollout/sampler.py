@@ -6,7 +6,7 @@ the same sampler.
 samples the completions of all agents in one call.
 """
 
-import copy
+import io
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,7 +21,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from trl_multiagent.environments.base import AgentCall, Environment, Prompt, Reply, as_messages, call_of
-from trl_multiagent.environments.task_errors import UnavailableError
+from trl_multiagent.environments.task_errors import UnavailableError, task_code
 from trl_multiagent.models.generation import Agents, Completion, Sampled, generate_groups
 from trl_multiagent.models.grouped_lora import Stacked
 from trl_multiagent.models.packing import is_little_padding
@@ -299,7 +299,11 @@ class TeamSampler:
         Raises:
             ValueError: a prompt has no tokens, or it is a chat and the tokenizer has no chat template.
         """
-        state = copy.deepcopy(environment.state_dict())
+        name, file = type(environment).__name__, io.BytesIO()
+        with task_code(f"`{name}.state_dict`, which has to return plain values and tensors,"):
+            torch.save(environment.state_dict(), file)
+            file.seek(0)
+            state = torch.load(file, weights_only=True)  # as when a run is resumed
         nodes = first_nodes([items[0]], environment) if len(items) else []
         for role in self.team.roles:
             own = acting(role, nodes)
@@ -309,7 +313,8 @@ class TeamSampler:
             if nodes and not own and num_turns == 1:
                 logger.warning(f"{role!r} is not asked in the first turn, and `num_turns` is 1: raise it.")
         if state:
-            environment.load_state_dict(state)
+            with task_code(f"`{name}.load_state_dict`"):
+                environment.load_state_dict(state)
 
 
 def warn_of_markers(role: str, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:

@@ -80,7 +80,7 @@ def trace_rows(
                 texts = node.completions(index)
                 row |= {f"completion/{role}": _plain(texts.get(role)) for role in roles}
                 row |= {"reward": node.rewards[action], "return": node.returns[action]}
-                row |= {f"reward/{role}": rewards[action] for role, rewards in node.role_rewards.items()}
+                row |= {f"reward/{role}": node.rewards_of(role)[action] for role in node.role_returns}
                 row |= {f"return/{role}": returns[action] for role, returns in node.role_returns.items()}
                 g = dict(zip(node.samples, index, strict=True))
                 row |= {f"advantage/{role}": values[role][g[role]] if role in values else None for role in roles}

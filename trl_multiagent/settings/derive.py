@@ -273,6 +273,8 @@ def settings_without_effect(settings: Settings) -> Iterator[str]:
     reasons: dict[str, str] = {}
     if value("num_turns") in (None, 1) and value("branching") != "episodes":
         reasons |= dict.fromkeys((*HISTORY, "max_history_length", "handoff", "discount"), "there is one turn")
+    if value("handoff"):
+        reasons["discount"] = "in a chain, a return is the reward of its turn"
     if not value("beta"):
         reasons["use_bias_correction_kl"] = "`beta` is off"
     if algorithm in ACTOR_CRITICS and value("critic_form") != "adapter":
