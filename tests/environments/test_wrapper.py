@@ -13,9 +13,9 @@ def test_a_wrapper_asks_its_task_in_everything():
     """A method that `Environment` gains must be delegated, or a wrapped task would lose it."""
     public = {name for name, _ in inspect.getmembers(Environment) if not name.startswith("_")}
     own = {name for name in vars(EnvironmentWrapper) if not name.startswith("_")}
-    # The first two are read from `unwrapped`, the third by the task's own `show_answers`; the turns of a wrapper may
-    # be others than its task's
-    assert public - own == {"watched_metrics", "metric_ranges", "unseen", "order"}
+    # The first two are read from `unwrapped`, the next two by the task's own `show_answers` and `resume_settings`; the
+    # turns of a wrapper may be others than its task's
+    assert public - own == {"watched_metrics", "metric_ranges", "unseen", "task_settings", "order"}
 
 
 @pytest.mark.parametrize("prompt", ["Answer.", [{"role": "user", "content": "Answer."}]])

@@ -207,7 +207,7 @@ class Environment(ABC):
     watched_metrics: ClassVar[Mapping[str, str]] = MappingProxyType({})
     order: tuple[tuple[str, ...], ...] | None = None
     unseen: ClassVar[tuple[str, str]] = ("", "")
-    settings: Mapping[str, Any] = MappingProxyType({})  # of the task's own sections, which a [`Task`] stores
+    task_settings: Mapping[str, Any] = MappingProxyType({})  # of the task's own sections, which a [`Task`] stores
 
     @property
     def unwrapped(self) -> "Environment":
@@ -368,7 +368,7 @@ class Environment(ABC):
         Returns the settings on which prompts and rewards depend, by name, as plain values. A run can only continue a
         checkpoint that has the same settings. By default, those of the task's own sections.
         """
-        return {**self.settings}
+        return {**self.task_settings}
 
 
 def prompts_of_one(self: Environment, item: dict, history: History) -> Prompts:

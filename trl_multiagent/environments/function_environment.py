@@ -211,7 +211,7 @@ class FunctionEnvironment(Environment):
             "transition": self.transition and function_name(self.transition),
             "conversational": self.conversational,
             "order": self.order,
-            **self.settings,
+            **self.task_settings,
         }
 
     def score(self, items: list[dict], joint_actions: list[JointAction], histories: list[History]) -> list[Outcome]:

@@ -149,7 +149,7 @@ class Task:
         """
         environment = self.make_environment(settings)
         if isinstance(environment, Environment):  # another type is refused later
-            environment.unwrapped.settings = {
+            environment.unwrapped.task_settings = {
                 name: asdict(settings.sections[name]) for name in self.settings if name != "dataset"
             }
         return CentralizedEnvironment(environment) if settings.is_centralized else environment

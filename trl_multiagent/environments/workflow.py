@@ -266,7 +266,7 @@ class WorkflowEnvironment(Environment):
             the turns of all its finished branches. What it returns is added to the last reward of each.
         metric_ranges (`Mapping`, *optional*): See [`Environment`].
 
-    [`Task`] stores its settings in `settings`. A checkpoint can only be resumed with the same ones.
+    [`Task`] stores its settings in `task_settings`. A checkpoint can only be resumed with the same ones.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class WorkflowEnvironment(Environment):
             "roles": self.roles,
             "max_turns": self.max_turns,
             "live": self.live,
-            **self.settings,
+            **self.task_settings,
         }
 
     def check_turns(self, num_turns: int | None, are_episodes: bool = True) -> int:
