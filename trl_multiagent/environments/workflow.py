@@ -56,7 +56,15 @@ from trl_multiagent.environments.task_errors import (
     show,
     task_code,
 )
-from trl_multiagent.jobs.event_loop import CLOSING_SECONDS, Blocked, Part, is_blocked, run_on_loop, waits_outside
+from trl_multiagent.jobs.event_loop import (
+    CLOSING_SECONDS,
+    Blocked,
+    Part,
+    event_loop,
+    is_blocked,
+    run_on_loop,
+    waits_outside,
+)
 from trl_multiagent.jobs.signals import closing_at_exit, handling
 
 
@@ -179,7 +187,7 @@ class Episode:
     """A running workflow: what its agents are asked, and what it has earned since the last turn."""
 
     def __init__(self, environment: "WorkflowEnvironment", item: dict):
-        run, roles = environment.run, environment.roles
+        self.environment, run, roles = environment, environment.run, environment.roles
         self.asked: dict[str, NotAwaited] = {}
         self.calls, self.num_calls, self.item = environment._calls, Counter[Any](), item
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
@@ -189,10 +197,8 @@ class Episode:
         self.said: list[JointAction] = []
         self.failure = ""  # of a resource
         self.anchor: Any = None  # of the branch that goes on with it, see `anchor_of`
-        self.folder = os.path.dirname(run.__code__.co_filename) or "<"
         context = contextvars.copy_context()
         context.run(EPISODE.set, self)
-        asyncio.get_running_loop().set_task_factory(start_task)
         self.task = asyncio.Task(run(copy.deepcopy(item), Agents(self, roles)), context=context)
         self.parts: list[asyncio.Task] = [self.task]  # and others, while they run
 
@@ -216,7 +222,9 @@ class Episode:
     def rests(self) -> bool:
         """Returns whether each part has asked, has ended or waits for another part, so that a turn or calls begin."""
         waits = bool(self.calls or self.asked)
-        return self.task.done() or (waits and not any(waits_outside(part, self.folder) for part in self.parts))
+        return self.task.done() or (
+            waits and not any(waits_outside(part, self.environment.folder) for part in self.parts)
+        )
 
     def answer(self, joint_action: JointAction) -> None:
         """
@@ -298,7 +306,7 @@ class WorkflowEnvironment(Environment):
         self.run, self.roles, self.live, self.max_turns = run, check_roles(roles), live, max_turns
         self.timeout, self.max_open, self.group_reward = timeout, max_open, group_reward
         self.metric_ranges = metric_ranges or {}
-        self.__name__ = run.__name__
+        self.__name__, self.folder = run.__name__, os.path.dirname(run.__code__.co_filename) or "<"
         self.name = f"The workflow `{run.__name__}`"
         self._open: Any = None  # its episodes, while it is played
         # The result of each call in a batch, by function, item, argument, and the number of such calls in the episode
@@ -332,6 +340,7 @@ class WorkflowEnvironment(Environment):
         self._num_turns, self._seats, self._open = num_turns, frozenset(seats), list[Episode]()
         self._waiting = dict[int, Episode]()  # by the id of their anchor
         self._calls: Any = []  # that wait for a result
+        event_loop(os.getpid()).set_task_factory(start_task)
         # Without a number, the first prompts are looked at
         self._limit = (num_turns and are_episodes and self.max_open) or math.inf
         try:
