@@ -17,7 +17,7 @@ from trl_multiagent.settings.read import RENAMED
 PAGE = Path(__file__).parent / "trl_arguments.md"
 START, END = "<!-- trl arguments -->\n", "<!-- end of trl arguments -->\n"
 DIFFERS = {
-    "bf16": "on by default if the hardware supports it",
+    "bf16": "on by default where the hardware is quicker with it",
     "eval_steps": "10 by default",
     "gradient_accumulation_steps": "only without `items_per_device`, which says how many items a step has",
     "logging_steps": "0.01 by default, a share of all steps; trainings of up to 100 steps log each",

@@ -379,6 +379,7 @@ PROCESSORS = {
     "AMD Zen 4": ({"cpu_name": "AMD EPYC 9R14", "avx512_bf16": True, "amx_tile": False}, "bfloat16"),
     "Intel with AMX": ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_tile": True}, "bfloat16"),
     "Intel, AMX is hidden": ({"cpu_name": "Intel Xeon", "avx512_bf16": True, "amx_tile": False}, "float32"),
+    "a torch that does not name it": ({"avx512_bf16": True, "amx_tile": False}, "bfloat16"),
     "ARM": ({"architecture": "aarch64", "bf16": True}, "float32"),
 }
 

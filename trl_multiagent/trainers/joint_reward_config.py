@@ -29,7 +29,7 @@ class JointRewardConfig(CommonConfig, RewardConfig):
             How the answer of a role is written; by default [`~trl_multiagent.models.joint_text.ANSWER_TEMPLATE`].
 
     > [!NOTE]
-    > `bf16` defaults to `True` if the hardware has products in bfloat16, else `False`.
+    > `bf16` defaults to `True` where the hardware is quicker with it, else `False`.
     """
 
     max_length: int | None = setting(default=2048, ge=1)

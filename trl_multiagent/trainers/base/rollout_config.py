@@ -105,7 +105,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
     > - `scale_rewards`: Defaults to `"none"`: advantages are not divided by a standard deviation of rewards.
     > - `num_generations`: Defaults to `4`, `num_generations_eval` to `1`.
     > - `per_device_eval_batch_size`: Defaults to `items_per_device * num_generations`, whole items.
-    > - `bf16`: Defaults to `True` if the hardware has products in bfloat16, else `False`.
+    > - `bf16`: Defaults to `True` where the hardware is quicker with it, else `False`.
     > - `disable_dropout`: Defaults to `True`, because the completions are sampled without dropout.
     """
 

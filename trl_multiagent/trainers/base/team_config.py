@@ -28,7 +28,9 @@ def has_bf16_products(on_cpu: bool) -> bool:
     """
     if on_cpu:
         found: Any = getattr(torch.cpu, "get_capabilities", dict)()  # of an older torch, nothing
-        return found.get("amx_tile", False) or (found.get("avx512_bf16", False) and "Intel" not in found["cpu_name"])
+        return found.get("amx_tile", False) or (
+            found.get("avx512_bf16", False) and "Intel" not in found.get("cpu_name", "")
+        )
     return is_torch_bf16_gpu_available()
 
 
