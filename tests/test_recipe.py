@@ -385,11 +385,15 @@ PROCESSORS = {
 
 
 @pytest.mark.parametrize(("found", "computed"), PROCESSORS.values(), ids=PROCESSORS)
-def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, found, computed):
+def test_a_cpu_computes_in_bfloat16_where_it_is_quicker(parse, monkeypatch, caplog, found, computed):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
     recipe = parse({"peft": {"r": 4}}, "--use_cpu")
     assert recipe.form_in_words == f"LoRA of rank 4 in float32 on a {computed} base, computed in {computed}"
     assert parse({}, "--use_cpu", "--bf16", "false").compute_dtype == "float32"
+    assert not caplog.messages
+    parse({}, "--use_cpu", "--bf16")
+    warned = any("try `bf16: false`" in message for message in caplog.messages)
+    assert warned == (computed == "float32")
 
 
 @pytest.mark.parametrize(("words", "full"), [(["--help"], False), (["--help", "all"], True)])

@@ -527,6 +527,17 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
         AgentTeam.from_pretrained(tmp_path, ["aux"])
 
 
+def test_an_adapter_without_a_tokenizer_has_its_base_s(tmp_path):
+    tiny_llama().save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    team = AgentTeam.from_pretrained(tmp_path / "base", ["aux", "main"], LoraConfig(r=2))
+    team.save_pretrained(tmp_path / "team")
+    for file in tmp_path.glob("team/agents/*/tokenizer*"):
+        file.unlink()
+    again = AgentTeam.from_pretrained(tmp_path / "team")
+    assert again.tokenizers["main"].get_vocab() == team.tokenizers["main"].get_vocab()
+
+
 def test_the_model_alone_may_name_the_end_token():
     tokenizer = byte_tokenizer()
     tokenizer.eos_token = None

@@ -320,6 +320,11 @@ def test_zero_3_compiles_no_layers(monkeypatch):
         MAGRPOConfig("unused", use_cpu=True, torch_compile=True)
 
 
+def test_an_unknown_compiler_is_refused():
+    with pytest.raises(ValueError, match=r"`torch_compile_backend` must be one of .*inductor"):
+        MAGRPOConfig("unused", use_cpu=True, torch_compile_backend="inducter")
+
+
 @pytest.mark.parametrize(
     ("state", "message"),
     [

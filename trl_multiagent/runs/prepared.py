@@ -138,7 +138,7 @@ class PreparedRun(Settings):
         roles, args = environment.roles, self.training_args
         with config_errors(f"section `{self.algorithm}`: "):
             if isinstance(args, RolloutConfig):
-                args.set_turns(environment)
+                args.fit(environment)
             else:
                 environment.check_turns(args.num_turns)
             if args.metric_for_best_model is not None:

@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 
 from trl_multiagent.environments.base import check_roles
 from trl_multiagent.environments.task_errors import show
@@ -21,6 +22,7 @@ from trl_multiagent.folders import (
     read_json,
     write_json,
 )
+from trl_multiagent.models.adapter_config import read_adapter_config
 from trl_multiagent.models.pretrained import find_file, hub_arguments
 from trl_multiagent.models.reasoning import Reasoning, check_reasoning, check_template_kwargs
 
@@ -168,18 +170,23 @@ def form_of_sources(
 
 def load_tokenizer(source: str, hub: dict[str, Any]) -> PreTrainedTokenizerBase:
     """
-    Loads an agent's tokenizer, which pads and truncates on the left. Raises `ValueError` if it has no words, or no end
-    token.
+    Loads an agent's tokenizer, which pads and truncates on the left. An adapter without one has its base's. Raises
+    `ValueError` if it has no words, or no end token.
     """
     from trl_multiagent.models.gguf import converted
+    from trl_multiagent.models.packaged import packaged
 
-    source = converted(source, **hub_arguments(hub), weights=False)
+    files = hub_arguments(hub)
+    if find_file(source, ADAPTER_CONFIG, **files) and not find_file(source, TOKENIZER_CONFIG_FILE, **files):
+        adapter = read_adapter_config(source, **files)
+        return load_tokenizer(packaged(str(adapter.base_model_name_or_path)), {**hub, "revision": adapter.revision})
+    source = converted(source, **files, weights=False)
     # With `mistral-common`, Mistral's would be another class with other methods
     kwargs = {"mistral_format": False, "trust_remote_code": False, **hub}
     tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left", **kwargs)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes an empty one where no file is
         raise ValueError(f"{source} has no tokenizer: save one there, with `tokenizer.save_pretrained({source!r})`.")
-    if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **hub_arguments(hub))):
+    if tokenizer.chat_template is None and (path := find_file(source, TEMPLATE_FILE, **files)):
         tokenizer.chat_template = read_json(Path(path))["chat_template"]
     if tokenizer.eos_token is None and tokenizer.pad_token is None:
         raise ValueError(

@@ -8,6 +8,7 @@ from trl_multiagent.environments.base import MAX_TURNS, Environment
 from trl_multiagent.limits import check_arguments, setting, short
 from trl_multiagent.models.reasoning import check_template_kwargs
 from trl_multiagent.rollout.options import HistoryOptions, SamplingOptions
+from trl_multiagent.rollout.sampler import check_stop_strings
 from trl_multiagent.trainers.base.team_config import TeamConfig
 
 
@@ -178,7 +179,7 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 "divides advantages by their standard deviation."
             )
         self.has_num_turns = self.num_turns is not None
-        if self.num_turns is None:  # an upper bound for the size of a batch, until `set_turns` knows the environment
+        if self.num_turns is None:  # an upper bound for the size of a batch, until `fit` knows the environment
             self.num_turns = MAX_TURNS if self.branching == "episodes" else 1
         self.joint_mode = self.joint_mode.removesuffix("ed")
         if self.on_cliff == "rollback":
@@ -218,8 +219,12 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
 
             check_ahead(self)
 
-    def set_turns(self, environment: Environment) -> None:
-        """Sets `num_turns` to what an environment plays. Raises `ValueError` if it cannot play so many turns."""
+    def fit(self, environment: Environment) -> None:
+        """
+        Sets `num_turns` to what an environment plays. Raises `ValueError` if it cannot play so many turns, or if
+        `stop_strings` are not those of its roles.
+        """
+        check_stop_strings(self.stop_strings, environment.roles)
         given = self.num_turns if self.has_num_turns else None
         self.num_turns = environment.check_turns(given, self.branching == "episodes")
 
@@ -304,6 +309,8 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             )
         if self.on_cliff == "rollback" and self.save_strategy == "no":
             raise ValueError("`on_cliff: rollback` needs checkpoints to go back to: set `save_strategy`.")
+        if self.on_cliff is not None and self.eval_strategy == "no":
+            raise ValueError("`on_cliff` looks at the reward of evaluations: set `eval_strategy`.")
         saves_steps = self.load_best_model_at_end and self.save_strategy == "steps"
         if saves_steps and self.num_iterations > 1 and self.save_steps % self.num_iterations != 0:
             raise ValueError(

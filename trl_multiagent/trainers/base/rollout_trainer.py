@@ -33,7 +33,7 @@ from trl_multiagent.folders import COST_FILE, read_json, write_json
 from trl_multiagent.jobs.distributed import OtherProcessError, fail_together
 from trl_multiagent.limits import check_dataset, explained
 from trl_multiagent.models.pretrained import temporarily_set
-from trl_multiagent.rollout.sampler import TeamSampler, check_stop_strings
+from trl_multiagent.rollout.sampler import TeamSampler
 from trl_multiagent.rollout.tree import ByRole, Node, Trees, grow_trees, judge_nodes, play_episodes
 from trl_multiagent.team.agent_team import AgentTeam
 from trl_multiagent.trainers.base.batch import (
@@ -584,8 +584,7 @@ def check_inputs(
     other.
     """
     check_team(team, environment, args.num_agents)
-    args.set_turns(environment)
-    check_stop_strings(args.stop_strings, team.roles)
+    args.fit(environment)
     args.check_tree_size(len(team.roles))
     for dataset in eval_datasets(eval_dataset):
         check_dataset("eval_dataset", dataset)

@@ -96,8 +96,8 @@ class CommonConfig(Base):
             raise ValueError("`save_strategy` is 'best', which needs evaluations: set `eval_strategy`.")
         if self.fp16 and self.device.type == "cpu":
             raise ValueError("`fp16` needs a GPU: set it to False, or use `bf16`.")
-        if self.bf16 and self.device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            logger.warning("This CPU has no products in bfloat16: a step takes many times as long. Set `bf16: false`.")
+        if self.bf16 and not has_bf16_products(self.device.type == "cpu"):
+            logger.warning("On this processor, bfloat16 can take many times as long as float32: try `bf16: false`.")
         if self.world_size > 1 and not self.accelerator_config.even_batches:
             raise ValueError(
                 "`accelerator_config` has `even_batches: false`: processes with more batches would wait for those "
@@ -180,6 +180,8 @@ class TeamConfig(CommonConfig):
             )
         if self.torch_compile and self.zero_stage == 3:
             raise ValueError("`torch_compile` compiles layers, but ZeRO-3 gathers their weights: leave it out.")
+        if self.torch_compile and self.torch_compile_backend not in (known := torch.compiler.list_backends(())):
+            raise ValueError(f"`torch_compile_backend` must be one of {', '.join(known)}.")
         if self.devices is None:
             return
         if self.world_size > 1 or self.deepspeed_plugin is not None:

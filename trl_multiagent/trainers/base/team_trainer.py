@@ -220,10 +220,9 @@ class TeamTrainerMixin(CommonTrainerMixin):
                 kernels = args.liger_kernel_config or {}
                 apply_liger_kernel(model, {**kernels, "cross_entropy": False, "fused_linear_cross_entropy": False})
             if args.torch_compile:  # not whole models, which choose an adapter at every forward
-                how = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
                 for layer in model.modules():
                     if isinstance(layer, GradientCheckpointingLayer):
-                        layer.compile(dynamic=True, **how)
+                        layer.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
         if args.deepspeed_plugin is not None:
             # DeepSpeed's own default, 5e8 gradients, needs a buffer of one gigabyte, more than the shards of a
             # small team. transformers' "auto" is the hidden size squared: hundreds of small reductions
