@@ -25,7 +25,7 @@ DIFFERS = {
     "num_completions_to_print": "3 by default, instead of all",
     "per_device_eval_batch_size": "by default the number of completions of a step's first turn",
     "scale_rewards": "only 'none'; see `advantage_normalization`",
-    "torch_compile": "compiles the layers of the agents, for the update; not under ZeRO-3",
+    "torch_compile": "compiles the layers of the agents for the update, which keeps activations; not under ZeRO-3",
 }
 NO_EFFECT = {
     "do_train": "a trainer trains when `train()` is called",

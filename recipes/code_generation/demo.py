@@ -1,9 +1,12 @@
 """
-Trains two copies of a small code model to write functions together, and shows what they write before and after, on
-problems that they were not trained on: `make demo-code`. Options are those of `trl-multiagent train`.
+Shows what two copies of a small code model write together before and after their training, on problems that they were
+not trained on: `make demo-code`. The trained adapters are in `trained/`. With `--train` they are trained here, and
+further options are those of `trl-multiagent train`.
 """
 
 import argparse
+import json
+import shutil
 import time
 from pathlib import Path
 
@@ -13,22 +16,42 @@ from trl_multiagent.configs.recipes.real.demo import UNTRAINED, run_since, talks
 
 CONFIG = "magrpo_demo_coder"
 HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+TRAINED, TOOK = Path(__file__).parent / "trained", "TODO minutes of two cores"
 
 
-def main(arguments: list[str], model: str = HUB, folder: Path = Path("outputs/demo-code"), items: int = 3) -> None:
-    start, settings = time.time(), [f"output.base_dir={folder}", f"agent_model.name={model}"]
-    cli.main(["train", "magrpo", "--config", CONFIG, *arguments, "--override", *settings])
-    minutes = (time.time() - start) / 60
-    run = run_since(start, folder)
-    for team, output in ((model, UNTRAINED), (str(run), "evaluation")):
-        options = ["--config", str(run / "config.yaml"), "--split", f"test[:{items}]", "--num_episodes", "1"]
-        cli.main(["evaluate", team, *options, "--temperature", "0", "--output_dir", str(run / output)])
-    print(summary(run), f"The training took {minutes:.0f} minutes.", f"Report: {run / 'report.html'}", sep="\n")
+def main(
+    model: str = HUB,
+    options: list[str] | None = None,
+    folder: Path = Path("outputs/demo-code"),
+    trained: Path = TRAINED,
+    items: int = 3,
+) -> None:
+    """Shows the `trained` team; with `options`, trains one with them, and shows it."""
+    start, config, settings = time.time(), CONFIG, ["--override", f"agent_model.name={model}"]
+    if options is None:
+        team, took = copy_for(model, trained, folder / "trained"), TOOK
+    else:
+        cli.main(["train", "magrpo", "--config", CONFIG, *options, *settings, f"output.base_dir={folder}"])
+        team, took = run_since(start, folder), f"{(time.time() - start) / 60:.0f} minutes"
+        config = str(team / "config.yaml")
+    for name, output in ((model, UNTRAINED), (str(team), "evaluation")):
+        sampling = ["--split", f"test[:{items}]", "--num_episodes", "1", "--temperature", "0"]
+        cli.main(["evaluate", name, "--config", config, *sampling, "--output_dir", str(team / output), *settings])
+    print(summary(team), f"The training took {took}.", f"Report: {team / 'evaluation' / 'report.html'}", sep="\n")
 
 
-def summary(run: Path) -> str:
+def copy_for(model: str, trained: Path, folder: Path) -> Path:
+    """Copies trained adapters, for a base with another name, and without results of an earlier call."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(trained, folder)
+    for file in folder.glob("agents/*/adapter_config.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": model}))
+    return folder
+
+
+def summary(team: Path) -> str:
     """Returns what the agents wrote before and after the training, and how many tests it passes."""
-    when = {"before": run / UNTRAINED, "after": run / "evaluation"}
+    when = {"before": team / UNTRAINED, "after": team / "evaluation"}
     talks = {name: talks_of(next((folder / "transcripts").iterdir())) for name, folder in when.items()}
     lines = ["", "Before and after, on problems that were not in the training:", ""]
     for episodes in zip(*talks.values(), strict=True):
@@ -46,5 +69,8 @@ def summary(run: Path) -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=HUB, help="id on the Hub, folder, or GGUF file")
-    options, arguments = parser.parse_known_args()
-    main(arguments, options.model)
+    parser.add_argument("--train", action="store_true", help="train the adapters here, half an hour of one core")
+    given, options = parser.parse_known_args()
+    if options and not given.train:
+        parser.error(f"{' '.join(options)}: options of the training need --train")
+    main(given.model, options if given.train else None)

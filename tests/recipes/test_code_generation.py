@@ -12,14 +12,17 @@ import pytest
 import scripts
 import yaml
 from accelerate.commands import launch
+from safetensors import safe_open
 from scripts import algorithm_of
 
 from trl_multiagent import AgentTeam, cli
 from trl_multiagent.configs.recipes.code_generation import demo, prompts
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset
+from trl_multiagent.models.adapter_config import read_adapter_config
 from trl_multiagent.runs.models import make_loader
 from trl_multiagent.runs.prepared import PreparedRun
 from trl_multiagent.tasks.code_generation.data import TASK, load_code_dataset
+from trl_multiagent.team.files import read_team_file
 
 from prepared import parse_recipe
 from tiny import byte_tokenizer, tiny_llama
@@ -166,7 +169,7 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
     tiny_llama().save_pretrained("model")
     byte_tokenizer(chat_template="{% for m in messages %}{{ m.content }}<eos>{% endfor %}").save_pretrained("model")
     settings = ["magrpo.max_steps=1", "magrpo.max_completion_length=4", "magrpo.num_generations=2"]
-    demo.main(["--override", *settings], str(tmp_path / "model"), tmp_path / "run", items=1)
+    demo.main(str(tmp_path / "model"), ["--override", *settings], tmp_path / "run", items=1)
     shown = capsys.readouterr().out.partition("Before and after")[2]
     words = [
         "sum_negate_threes",
@@ -178,7 +181,27 @@ def test_the_demo_shows_answers_before_and_after(tmp_path, monkeypatch, capsys):
     ]
     assert all(word in shown for word in words), shown
     with pytest.raises(SystemExit, match="nothing to show"):  # the earlier run is another one
-        demo.main(["--override", *settings, "--dry_run"], str(tmp_path / "model"), tmp_path / "run")
+        demo.main(str(tmp_path / "model"), ["--override", *settings, "--dry_run"], tmp_path / "run")
+    # Adapters that were trained before, on a base that has another name here
+    (run,) = (path.parent for path in Path("run").glob("*/team.json"))
+    kept = shutil.ignore_patterns("tokenizer*", "chat_template*", "*.html", "evaluation*", "trees", "checkpoint-*")
+    shutil.copytree(run, "kept", ignore=kept)
+    shutil.move("model", "renamed")
+    for _ in range(2):
+        demo.main(str(tmp_path / "renamed"), folder=tmp_path / "shown", trained=tmp_path / "kept", items=1)
+    shown = capsys.readouterr().out.partition("Before and after")[2]
+    assert all(word in shown for word in words), shown
+
+
+def test_trained_adapters_are_those_of_the_demo():
+    files = [path for path in demo.TRAINED.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 10e6
+    assert read_team_file(demo.TRAINED / "team.json").roles == ("aux", "main")
+    for role in ("aux", "main"):
+        adapter = read_adapter_config(str(demo.TRAINED / "agents" / role))
+        assert adapter.base_model_name_or_path == demo.HUB
+        with safe_open(demo.TRAINED / "agents" / role / "adapter_model.safetensors", "pt") as weights:
+            assert len(weights.keys()) == 2 * 7 * 24  # of each linear layer
 
 
 # A run that continues a checkpoint

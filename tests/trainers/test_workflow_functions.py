@@ -543,8 +543,13 @@ def test_mistakes_get_a_sentence():
     for wrong in (lambda item, agents: 1.0, partial(slow.run, agents=1)):
         with pytest.raises(TypeError, match="`async def`"):
             workflow(roles=ROLES)(wrong)
+
+    @workflow(roles=ROLES, max_open=4)
+    async def opening(item, agents):
+        pytest.fail("an episode more than may be open")
+
     with pytest.raises(TaskError, match="6 open episodes, but `max_open` is 4"):
-        play(debate(max_open=4), [{"x": "1"}] * 2, scripted(ANSWERS), num_episodes=3)
+        play(opening, [{"x": "1"}] * 2, scripted(ANSWERS), num_episodes=3)
 
     @workflow(roles=ROLES)
     async def nobody(item, agents):
@@ -552,6 +557,49 @@ def test_mistakes_get_a_sentence():
 
     with pytest.raises(TaskError, match=r"must not end before one of the trained roles \(aux, main\) has acted"):
         play(nobody, [{}], scripted(ANSWERS))
+
+
+def test_an_episode_that_is_closed_calls_nothing():
+    """Nothing would answer, so that its end would wait for it."""
+    called, refused = [], []
+
+    def clean(names):
+        called.extend(names)
+        return names
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        said = await agents.aux("First.")
+        try:
+            await agents.main("Then.")
+        finally:
+            try:
+                await agents.call(clean, said)
+            except RuntimeError as error:
+                refused.append(str(error))
+        return float(len(said))
+
+    (first, last) = play(run, [{}], scripted(ANSWERS), handoff="best", num_generations=3, num_turns=2)
+    assert len(last) == 1 and called == first[0].samples["aux"].texts[:1]  # of the chain; the two others are closed
+    assert refused == ["`agents.call` calls nothing for an episode that is closed."] * 2
+
+
+def test_parts_end_with_the_turns_of_their_episode():
+    """Without a message about an error that nothing has seen."""
+    parts = []
+
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        async def ask(role):
+            await agents[role]("Go.")
+
+        while True:
+            parts[:] = [asyncio.create_task(ask(role)) for role in ROLES]
+            for part in parts:
+                await part
+
+    play(run, [{}], scripted(ANSWERS), num_episodes=1, num_turns=1)
+    assert [part._log_traceback for part in parts] == [False, False]
 
 
 def test_other_waits_run_side_by_side():

@@ -38,7 +38,7 @@ from trl_multiagent.environments import TaskError
 from trl_multiagent.environments.task_errors import UnavailableError
 from trl_multiagent.trainers.base import team_config, team_trainer
 
-from tiny import byte_tokenizer, tiny_environment, tiny_llama, tiny_team, tiny_trainer
+from tiny import byte_tokenizer, team_of, tiny_environment, tiny_llama, tiny_team, tiny_trainer
 
 
 @pytest.mark.parametrize(
@@ -296,22 +296,34 @@ sys.path.insert(0, sys.argv[1])
 from torch._dynamo.utils import counters
 from tiny import team_of, tiny_trainer
 
+runs = []
+
+@torch._dynamo.register_backend
+def counting(module, inputs):
+    return lambda *args: runs.append(torch.is_grad_enabled()) or module(*args)
+
 teams = []
-for compiled in ({}, {"torch_compile_backend": "eager"}):
-    teams.append(team_of("lora", num_hidden_layers=1))
-    tiny_trainer("run", teams[-1], max_steps=1, **compiled).train()
+for compiled in ({}, {"torch_compile_backend": "counting"}):
+    teams.append(team_of("lora", num_hidden_layers=10))  # more than torch compiles of a function by default
+    tiny_trainer("run", teams[-1], max_steps=2, **compiled).train()
 assert all(map(torch.equal, *(team.parameters() for team in teams)))
-assert 0 < counters["frames"]["ok"] == counters["frames"]["total"] <= 4, counters
+assert runs == [True] * 2 * 10, len(runs)
 assert not counters["graph_break"], counters
 """
 
 
 def test_compiled_layers_leave_the_update_alone(tmp_path):
-    """Also where agents share a forward. Sampling compiles nothing."""
+    """Also where agents share a forward, of as many layers as a model has. Sampling compiles nothing."""
     helpers = Path(__file__).parents[1] / "helpers"
     command = [sys.executable, "-c", COMPILED, str(helpers)]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "TORCHDYNAMO_DISABLE": "0"}, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()[-3000:]
+
+
+def test_adapters_are_not_compiled_where_activations_are_recomputed(tmp_path):
+    with pytest.raises(ValueError, match=r"compiles no LoRA agents .* `gradient_checkpointing: false`"):
+        tiny_trainer(tmp_path, team_of("lora"), torch_compile=True, gradient_checkpointing=True)
+    assert not MAGRPOConfig("unused", use_cpu=True, torch_compile_backend="inductor").gradient_checkpointing
 
 
 def test_zero_3_compiles_no_layers(monkeypatch):
@@ -320,9 +332,10 @@ def test_zero_3_compiles_no_layers(monkeypatch):
         MAGRPOConfig("unused", use_cpu=True, torch_compile=True)
 
 
-def test_an_unknown_compiler_is_refused():
-    with pytest.raises(ValueError, match=r"`torch_compile_backend` must be one of .*inductor"):
-        MAGRPOConfig("unused", use_cpu=True, torch_compile_backend="inducter")
+@pytest.mark.parametrize("name", ["backend", "mode"])
+def test_an_unknown_compiler_is_refused(name):
+    with pytest.raises(ValueError, match=r"`torch_compile_backend` or `torch_compile_mode`: .*inducter"):
+        MAGRPOConfig("unused", use_cpu=True, **{f"torch_compile_{name}": "inducter"})
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ from trl_multiagent.jobs.signals import closing_at_exit, handling
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.0005, 0.02  # seconds between two looks at episodes that wait for something else
 MOST_PASSES = 1000  # of the event loop, after which a task that only yields keeps a turn waiting no longer
+LONG = 600  # seconds after which a line says what a turn waits for
 MOST_REFUSED = 100  # questions after the last turn, until a workflow that goes on asking is stopped
 
 EPISODE = contextvars.ContextVar[Any]("EPISODE", default=None)  # in which a task was started
@@ -140,6 +141,8 @@ class Agents:
         list of their arguments and returns a list of results, of which each branch gets its own. In a tree, a branch
         that runs again gets its earlier results. Of two calls with one argument in an episode, each has its own.
         """
+        if self._episode.is_closing:
+            raise RuntimeError("`agents.call` calls nothing for an episode that is closed.")
         hash(function)  # an error of the workflow, not of the thread
         if asyncio.iscoroutinefunction(function):
             raise TypeError(f"`agents.call` got {show(function)}; it needs a function that is not `async`.")
@@ -179,7 +182,7 @@ def start_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **settings: Any)
     )
     if episode is not None:
         episode.parts.append(task)
-        task.add_done_callback(episode.parts.remove)
+        task.add_done_callback(episode.end_part)
     return task
 
 
@@ -193,7 +196,7 @@ class Episode:
         self.paid, self.was_paid = dict.fromkeys(roles, 0.0), False
         self.metrics: dict[str, float] = {}
         self.notes: dict[str, Any] = {}
-        self.out_of_turns, self.num_refused = False, 0
+        self.out_of_turns, self.is_closing, self.num_refused = False, False, 0
         self.said: list[JointAction] = []
         self.failure = ""  # of a resource
         self.anchor: Any = None  # of the branch that goes on with it, see `anchor_of`
@@ -214,6 +217,11 @@ class Episode:
         else:
             self.asked[role], future.prompt = future, prompt
         return future
+
+    def end_part(self, part: asyncio.Task) -> None:
+        self.parts.remove(part)
+        if self.out_of_turns:
+            error_of(part)  # has been seen: an [`OutOfTurns`] that nothing awaits
 
     @property
     def prompts(self) -> Prompts:
@@ -410,21 +418,21 @@ class WorkflowEnvironment(Environment):
         Returns the episode of each branch after its history: the one that waits there, or a fork, which is replayed.
         """
         episodes, forks = list[Episode](), list[tuple[Episode, History]]()
-        for item, history in zip(items, histories, strict=True):
-            episode = self._waiting.pop(id(anchor_of(item, history)), None)
-            if episode is None:
-                if self.live and history:
-                    raise self._lives()
-                episode = Episode(self, item)
-                self._open.append(episode)
-                forks.append((episode, history))
-            episodes.append(episode)
-        number = sum(not episode.task.done() for episode in self._open)
+        waiting: Any = [self._waiting.pop(id(anchor_of(*x)), None) for x in zip(items, histories, strict=True)]
+        number = waiting.count(None) + sum(not episode.task.done() for episode in self._open)
         if number > self._limit:
             raise TaskError(
                 f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
                 "`items_per_device` or `num_generations`."
             )
+        for item, history, episode in zip(items, histories, waiting, strict=True):
+            if episode is None:
+                if self.live and (history or any(x.item is item for x in self._open)):
+                    raise self._lives()
+                episode = Episode(self, item)
+                self._open.append(episode)
+                forks.append((episode, history))
+            episodes.append(episode)
         while forks:
             await self._settle([episode for episode, _ in forks])
             settled, forks = forks, []
@@ -465,7 +473,7 @@ class WorkflowEnvironment(Environment):
         """
         loop: Any = asyncio.get_running_loop()
         deadline, pause, is_quiet = loop.time() + (self.timeout or math.inf), 0.0, not episodes
-        moving, passes = None, 0
+        moving, passes, told = None, 0, loop.time() + LONG
         while moving or self._calls or not is_quiet:
             number = loop.num_callbacks
             await asyncio.sleep(pause)
@@ -476,6 +484,9 @@ class WorkflowEnvironment(Environment):
             passes = 0 if moving else passes + 1
             if moving and loop.time() > deadline:
                 raise TaskError(f"{self.name} waited for more than {self.timeout:g} s{moving.line()}.")
+            if moving and loop.time() > told:
+                print(f"{self.name} still waits{moving.line()}. `timeout` would end it.", flush=True)
+                told = math.inf
             pause = min(pause + SHORTEST_PAUSE, LONGEST_PAUSE) if is_quiet else 0.0
             if self._calls and is_quiet and not moving:
                 calls, self._calls[:] = [*self._calls], []
@@ -627,7 +638,7 @@ async def close(episodes: Sequence[Episode]) -> None:
     """Ends episodes that still run: their `finally` and `async with` blocks run."""
     tasks = [task for episode in episodes for task in episode.parts]  # in the order in which they were started
     for episode in episodes:
-        episode.out_of_turns = True
+        episode.out_of_turns = episode.is_closing = True
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks, timeout=CLOSING_SECONDS)

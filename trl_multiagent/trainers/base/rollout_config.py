@@ -187,9 +187,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
             if self.metric_for_best_model is None:
                 self.metric_for_best_model: str | None = "reward"
         self.chooses_rows = self.per_device_train_batch_size in (None, "auto")
-        self.chooses_checkpointing = self.activation_checkpointing is None and self.gradient_checkpointing is None
-        if self.chooses_checkpointing:
-            self.activation_checkpointing: bool | None = True  # until it is chosen
+        is_open = self.activation_checkpointing is None and self.gradient_checkpointing is None
+        compiles = self.torch_compile or self.torch_compile_backend or self.torch_compile_mode
+        self.chooses_checkpointing = is_open and not compiles
+        if is_open:
+            self.activation_checkpointing: bool | None = not compiles  # until it is chosen
         self._check_values()
         self._plan_batch()
         # GRPOConfig wants two rows at least, and whole groups of `num_generations` completions. A batch here consists

@@ -180,8 +180,11 @@ class TeamConfig(CommonConfig):
             )
         if self.torch_compile and self.zero_stage == 3:
             raise ValueError("`torch_compile` compiles layers, but ZeRO-3 gathers their weights: leave it out.")
-        if self.torch_compile and self.torch_compile_backend not in (known := torch.compiler.list_backends(())):
-            raise ValueError(f"`torch_compile_backend` must be one of {', '.join(known)}.")
+        if self.torch_compile:
+            try:
+                torch.compile(len, backend=self.torch_compile_backend, mode=self.torch_compile_mode)
+            except RuntimeError as error:  # of the names alone: nothing is compiled yet
+                raise ValueError(f"`torch_compile_backend` or `torch_compile_mode`: {error}") from None
         if self.devices is None:
             return
         if self.world_size > 1 or self.deepspeed_plugin is not None:

@@ -48,6 +48,7 @@ from trl_multiagent.trainers.base.team_config import TeamConfig, check_trained_w
 logger = logging.get_logger(__name__)
 
 BUCKETS = 20  # reductions of the gradients in a step under DeepSpeed
+MOST_COMPILED = 64  # forms of a layer, such as with another adapter
 
 
 class CommonTrainerMixin(CheckpointMixin):
@@ -210,6 +211,15 @@ class TeamTrainerMixin(CommonTrainerMixin):
                     "`peft_config`."
                 )
         team.uses_dropout = not args.disable_dropout
+        if args.torch_compile:
+            if team.has_adapters and args.gradient_checkpointing:
+                raise ValueError(
+                    "`torch_compile` compiles no LoRA agents whose activations are recomputed: set "
+                    "`gradient_checkpointing: false`."
+                )
+            # To torch, all layers are one function, of which it compiles at most eight forms, of earlier trainers too
+            torch.compiler.reset()
+            torch._dynamo.config.recompile_limit = MOST_COMPILED
         for model in team.base_models:
             if model._supports_attention_backend and not takes_masks(model):
                 logger.warning(
@@ -285,7 +295,7 @@ class TeamTrainerMixin(CommonTrainerMixin):
         """
         for agent in {self.team.agents[role] for role in self.team.trained_roles}:
             ids = torch.arange(6, device=agent.get_output_embeddings().weight.device)[None]
-            with self._without_training():
+            with self._without_training(), torch.compiler.set_stance("force_eager"):
                 found = agent(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
                 logits = agent(input_ids=ids).logits[:, :-1]
             own = (logits.float() / temperature).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
