@@ -12,7 +12,7 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
 A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
 prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
-a third of the rate, twice as long; `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
+a third of the rate, twice as long. `small_demo` are the adapters of `make demo-code`, which `small_rank_1` trains. `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
 `madpo_demo_coder`, and `small_marlhf` after `marlhf_demo_coder`, from the preferences of `small_madpo`. In
 `small_in_order`, main reads aux's helper before it answers, and `small_in_order_trained` is this team after ten steps,
 also with another seed.
@@ -44,6 +44,7 @@ import numpy as np
 
 from benchmarks.team_run import byte_tokenizer, machine, save_model
 from trl_multiagent.code.sandbox import Sandbox
+from trl_multiagent.configs.recipes.code_generation.demo import TRAINED, copy_for
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset
 from trl_multiagent.evaluation.statistics import t_interval
 from trl_multiagent.folders import LOG_FILE
@@ -53,8 +54,8 @@ from trl_multiagent.runs.run import run_recipe
 from trl_multiagent.tasks.code_generation import CodeGenerationEnvironment, load_code_dataset
 
 
-# Name of each row -> its configuration, its changes, and whether it is trained, or the row whose team answers
-Rows = dict[str, tuple[str, list[str], bool | str]]
+# Name of each row -> its configuration, its changes, and whether it is trained, or the row or the folder of the team
+Rows = dict[str, tuple[str, list[str], bool | str | Path]]
 FIRST = ["dataset.eval_split=test[:32]"]
 PLAIN = "prompt_files.main=trl_multiagent.configs.recipes.code_generation.prompts:list_plain"
 PUBLISHED = ["prompt_files.aux=null", "prompt_files.main=null"]
@@ -71,6 +72,10 @@ ROWS: Rows = {
     "small_trained": ("magrpo_demo_coder", FIRST, True),
     "small_trained_2": ("magrpo_demo_coder", [*FIRST, "seed=2"], True),
     "small_trained_3": ("magrpo_demo_coder", [*FIRST, "seed=3"], True),
+    "small_rank_1": ("magrpo_demo_coder", [*FIRST, "peft.r=1"], True),
+    "small_rank_1_2": ("magrpo_demo_coder", [*FIRST, "peft.r=1", "seed=2"], True),
+    "small_rank_1_3": ("magrpo_demo_coder", [*FIRST, "peft.r=1", "seed=3"], True),
+    "small_demo": ("magrpo_demo_coder", FIRST, TRAINED),
     "small_alone": ("grpo_demo_coder", FIRST, False),
     "small_alone_trained": ("grpo_demo_coder", FIRST, True),
     "small_alone_plain": ("grpo_demo_coder", [*FIRST, PLAIN], False),
@@ -129,6 +134,8 @@ ITEMS = {  # which the rows with a prefix answer to
 SEEDS = ("", "_2", "_3")  # the ends of the names of rows with seeds 1, 2 and 3
 COMPARED = (
     *(("small_untrained", f"small_trained{seed}") for seed in SEEDS),
+    *(("small_untrained", f"small_rank_1{seed}") for seed in SEEDS),
+    ("small_untrained", "small_demo"),
     ("small_alone", "small_alone_trained"),
     ("small_alone_plain", "small_alone_plain_trained"),
     *((f"small_alone{kind}_trained", f"small_trained{s}") for kind in ("", "_plain") for s in SEEDS),
@@ -161,7 +168,8 @@ COMPARED = (
     ("mbpp_alone", "mbpp_alone_moved"),
     *((f"mbpp_alone_{kind}", f"mbpp_{kind}") for kind in ("trained", "fast")),
 )
-MEANS = (("small_untrained", "small_trained"), ("he_untrained", "he_trained"))  # over three seeds
+# Over three seeds
+MEANS = (("small_untrained", "small_trained"), ("small_untrained", "small_rank_1"), ("he_untrained", "he_trained"))
 # The folder of each evaluation in the folder of its row -> how the answers are sampled
 GREEDY = {".": ["--num_episodes", "1", "--temperature", "0"]}
 SAMPLED = {"sampled": ["--num_episodes", "4", "--temperature", "0.2"]}
@@ -249,6 +257,8 @@ def measure(
         arguments = [*options.arguments, f"output_dir={run}", "disable_tqdm=true"]
         own = [f"{section}.{argument}" for argument in arguments]
         run_recipe(section, None, [*changes, "--override", *own, "--resume_from_checkpoint", "auto"], "coder")
+    if isinstance(trained, Path):
+        copy_for(options.model, trained, run)
     team = str(run) if trained else options.model
     length = ["--max_completion_length", str(options.tokens)] if options.tokens else []  # by default, as in training
     for output, sampling in missing.items():
