@@ -8,8 +8,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
-from trl_multiagent.environments.embedded import generated_rows
+from trl_multiagent.environments.dataset_rows import Dataset, generated_rows, make_dataset
 from trl_multiagent.environments.task import Task, TaskSettings, load_datasets
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.block_building import data

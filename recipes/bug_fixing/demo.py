@@ -12,8 +12,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
-from trl_multiagent.environments.embedded import generated_rows, read_data
+from trl_multiagent.environments.dataset_rows import Dataset, Datasets, generated_rows, make_dataset, read_data
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.bug_fixing import data

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from trl_multiagent.environments.dataset_rows import Datasets, make_dataset
-from trl_multiagent.environments.embedded import generated_rows, read_data
+from trl_multiagent.environments.dataset_rows import Datasets, generated_rows, make_dataset, read_data
 from trl_multiagent.environments.task import Task, TaskSettings
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.class_completion import data

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
-from trl_multiagent.environments.embedded import generated_rows
+from trl_multiagent.environments.dataset_rows import Dataset, generated_rows, make_dataset
 from trl_multiagent.tasks.code_generation.reward import AUX, MAIN
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from trl_multiagent.configs.recipes.demo.model import ONE_TURN, TWO_TURNS
 from trl_multiagent.configs.recipes.demo.problems import demo_dataset, demo_prompts
 from trl_multiagent.environments.base import Environment
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Datasets
-from trl_multiagent.environments.embedded import SHORT_NAMES
+from trl_multiagent.environments.dataset_rows import LOCAL_FILE, SHORT_NAMES, Datasets
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.code_generation import data as code_generation
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts
-from trl_multiagent.environments.dataset_rows import Dataset, Datasets, make_dataset
-from trl_multiagent.environments.embedded import generated_rows
+from trl_multiagent.environments.dataset_rows import Dataset, Datasets, generated_rows, make_dataset
 from trl_multiagent.environments.task import DatasetSource, ModelBuilder, Task, TaskSettings, setting
 from trl_multiagent.models.imitation import ImitationModel
 

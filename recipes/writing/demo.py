@@ -10,8 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from trl_multiagent.environments.dataset_rows import Dataset
-from trl_multiagent.environments.embedded import generated_rows, read_data
+from trl_multiagent.environments.dataset_rows import Dataset, generated_rows, read_data
 from trl_multiagent.environments.task import Task, TaskSettings, load_datasets
 from trl_multiagent.models.imitation import ImitationModel
 from trl_multiagent.tasks.writing import data

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from trl_multiagent.console import text_table
-from trl_multiagent.environments.embedded import read_data
+from trl_multiagent.environments.dataset_rows import read_data
 from trl_multiagent.folders import RECIPE_FILE, RUN_FILE, read_json
 from trl_multiagent.jobs.signals import NAMES, REQUEST, end_with_parent, leaving_signals_to_children
 from trl_multiagent.report.html import REPORT_FILE, write_page

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trl_multiagent.console import install_command
-from trl_multiagent.environments.dataset_rows import Dataset, make_dataset
-from trl_multiagent.environments.embedded import read_split
+from trl_multiagent.environments.dataset_rows import Dataset, make_dataset, read_split
 from trl_multiagent.environments.task import DatasetSource, setting
 
 

@@ -22,7 +22,7 @@ from trl_multiagent.configs.recipes.class_completion.demo import (
     write_method,
 )
 from trl_multiagent.environments.base import Turn
-from trl_multiagent.environments.embedded import read_embedded
+from trl_multiagent.environments.dataset_rows import read_embedded
 from trl_multiagent.tasks.class_completion import ClassCompletionEnvironment, load_class_dataset
 from trl_multiagent.tasks.class_completion.environment import (
     ClassPrompts,

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trl_multiagent.environments.dataset_rows import LOCAL_FILE, Dataset, make_dataset, read_file, select_rows
-from trl_multiagent.environments.embedded import read_data
+from trl_multiagent.environments.dataset_rows import (
+    LOCAL_FILE,
+    Dataset,
+    make_dataset,
+    read_data,
+    read_file,
+    select_rows,
+)
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, load_datasets, setting
 from trl_multiagent.tasks.block_building.environment import (
     ANY,

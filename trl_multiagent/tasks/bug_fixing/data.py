@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trl_multiagent.environments.dataset_rows import (
+    EMBEDDED,
     LOCAL_FILE,
     LOCAL_SUFFIXES,
     Dataset,
@@ -16,8 +17,8 @@ from trl_multiagent.environments.dataset_rows import (
     check_fields,
     load_rows,
     make_dataset,
+    read_embedded,
 )
-from trl_multiagent.environments.embedded import EMBEDDED, read_embedded
 from trl_multiagent.environments.task import Task, TaskSettings, setting
 from trl_multiagent.tasks.bug_fixing.environment import BugFixingEnvironment
 from trl_multiagent.tasks.code_generation.data import CodeDataset

@@ -15,6 +15,7 @@ from trl_multiagent.environments.base import Prompt
 from trl_multiagent.environments.dataset_rows import (
     LOCAL_FILE,
     LOCAL_SUFFIXES,
+    SHORT_NAMES,
     Dataset,
     Datasets,
     check_fields,
@@ -25,7 +26,6 @@ from trl_multiagent.environments.dataset_rows import (
     read_file,
     select_rows,
 )
-from trl_multiagent.environments.embedded import SHORT_NAMES
 from trl_multiagent.environments.task import DatasetSource, Task, TaskSettings, setting
 from trl_multiagent.tasks.code_generation.environment import (
     EXPERT_EDITS,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trl_multiagent.environments.base import Environment, History, JointAction, Outcome, Prompts
-from trl_multiagent.environments.embedded import read_data
+from trl_multiagent.environments.dataset_rows import read_data
 
 
 REWARD_VERSION = 2
