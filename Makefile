@@ -44,7 +44,7 @@ demo-real: setup  ## Train two copies of a real language model to tell each othe
 	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python recipes/real/demo.py $(ARGS)
 
 # MODEL: id on the Hub, folder or GGUF file
-demo-code: setup  ## Train two copies of a small code model to write functions together (downloads 1 GB; half an hour of one core)
+demo-code: setup  ## Show what two copies of a small code model write together before and after training (downloads 1 GB; ARGS=--train trains them, half an hour of one core)
 	HF_HUB_OFFLINE=0 TRANSFORMERS_OFFLINE=0 OMP_NUM_THREADS=$(WORKERS) OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python recipes/code_generation/demo.py $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 # Only the tests need DeepSpeed, which takes its time to install and to import, and all other optional parts but vLLM and torchao

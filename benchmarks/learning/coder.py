@@ -11,8 +11,9 @@ What two agents on Qwen2.5-Coder-0.5B-Instruct learn about writing code together
 
 A row is a policy. Rows `small_*` answer to the first 32 held-out problems of the demo. `small_untrained` is the
 untrained team with the prompts of recipes/code_generation/prompts.py, and `small_published` with the published
-prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds; `small_slow` has learned at
-a third of the rate, twice as long. `small_demo` are the adapters of `make demo-code`, which `small_rank_1` trains. `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
+prompts. `small_trained` is the former after `magrpo_demo_coder`, also with two more seeds. `small_rank_1` has adapters
+of rank 1, also with three seeds, and `small_demo` is the first of them as `make demo-code` shows it. `small_slow` has
+learned at a third of the rate, twice as long; `small_iac` and `small_madpo` are the team after `iac_demo_coder` and
 `madpo_demo_coder`, and `small_marlhf` after `marlhf_demo_coder`, from the preferences of `small_madpo`. In
 `small_in_order`, main reads aux's helper before it answers, and `small_in_order_trained` is this team after ten steps,
 also with another seed.
