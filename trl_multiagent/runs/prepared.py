@@ -136,13 +136,6 @@ class PreparedRun(Settings):
         """Makes the task's environment. Raises `ConfigError` if settings do not fit to its roles."""
         environment = make_environment(self, self.run_folder)
         roles, args = environment.roles, self.training_args
-        with config_errors(f"section `{self.algorithm}`: "):
-            if isinstance(args, RolloutConfig):
-                args.fit(environment)
-            else:
-                environment.check_turns(args.num_turns)
-            if args.metric_for_best_model is not None:
-                self.check_best_metric(environment)
         for setting in ROLE_SETTINGS:
             section, _, name = setting.format(algorithm=self.algorithm).partition(".")
             for role in self.values[section].get(name) or ():
@@ -150,6 +143,13 @@ class PreparedRun(Settings):
                     raise ConfigError(
                         f"`{section}.{name}` names {role!r}, which is not a role of the task: {', '.join(roles)}."
                     )
+        with config_errors(f"section `{self.algorithm}`: "):
+            if isinstance(args, RolloutConfig):
+                args.fit(environment)
+            else:
+                environment.check_turns(args.num_turns)
+            if args.metric_for_best_model is not None:
+                self.check_best_metric(environment)
         frozen = args.frozen_agents or ()
         if set(roles) <= set(frozen):
             raise ConfigError(f"`{self.algorithm}.frozen_agents` has all roles, so there is nothing to train.")
