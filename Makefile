@@ -1,13 +1,13 @@
 # `make demo` trains a team of two agents, `make test` runs the tests. Both need Python 3.11+, git and make, nothing else.
 # PYTHON: the interpreter to make .venv with.   ARGS: more arguments for the recipe or for pytest.
-# WORKERS: test processes. Each needs about 1 GB of memory.
+# WORKERS: cores to use. Tests use a process more, because some wait for others; each needs about 1 GB of memory.
 
 PYTHON ?= python3
 ARGS ?=
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 VENV := .venv
 # A file's tests stay in one worker, because they share fixtures. tests/conftest.py puts the longest files first
-PARALLEL = --numprocesses $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rs
+PARALLEL = --numprocesses $(shell expr $(WORKERS) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder -rs
 CONFIG := recipes/code_generation/configs/magrpo_demo.yaml
 
 # Demo and tests use no network: what a library would look up, it has to do without
