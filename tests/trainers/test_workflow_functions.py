@@ -602,6 +602,28 @@ def test_parts_end_with_the_turns_of_their_episode():
     assert [part._log_traceback for part in parts] == [False, False]
 
 
+def test_a_part_that_fails_after_the_turns_is_told(caplog):
+    @workflow(roles=ROLES)
+    async def run(item, agents):
+        async def ask():
+            try:
+                await agents.aux("Go.")
+                await agents.aux("Go on.")
+            except OutOfTurns:
+                raise ValueError("a fault of the task") from None
+
+        asyncio.create_task(ask())
+        try:
+            while True:
+                await agents.main("Go.")
+        except OutOfTurns:
+            await asyncio.sleep(0)  # until the part has ended
+            return 1.0
+
+    play(run, [{}], scripted(ANSWERS), num_episodes=1, num_turns=1)
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["a fault of the task"]
+
+
 def test_other_waits_run_side_by_side():
     barrier = []
 

@@ -220,8 +220,10 @@ class Episode:
 
     def end_part(self, part: asyncio.Task) -> None:
         self.parts.remove(part)
-        if self.out_of_turns:
-            error_of(part)  # has been seen: an [`OutOfTurns`] that nothing awaits
+        if self.out_of_turns and not self.is_closing:
+            error = error_of(part)  # has been seen, if nothing awaits an [`OutOfTurns`]
+            if error is not None and not isinstance(error, OutOfTurns | asyncio.CancelledError):
+                part.get_loop().call_exception_handler({"message": "A part of an episode failed", "exception": error})
 
     @property
     def prompts(self) -> Prompts:
@@ -425,9 +427,10 @@ class WorkflowEnvironment(Environment):
                 f"{self.name} would hold {number} open episodes, but `max_open` is {self.max_open}: lower "
                 "`items_per_device` or `num_generations`."
             )
+        started = {id(episode.item) for episode in self._open}
         for item, history, episode in zip(items, histories, waiting, strict=True):
             if episode is None:
-                if self.live and (history or any(x.item is item for x in self._open)):
+                if self.live and (history or id(item) in started):
                     raise self._lives()
                 episode = Episode(self, item)
                 self._open.append(episode)
