@@ -612,12 +612,13 @@ def test_a_part_that_fails_after_the_turns_is_told(caplog):
             except OutOfTurns:
                 raise ValueError("a fault of the task") from None
 
-        asyncio.create_task(ask())
+        part = asyncio.create_task(ask())
         try:
             while True:
                 await agents.main("Go.")
         except OutOfTurns:
-            await asyncio.sleep(0)  # until the part has ended
+            while not part.done():
+                await asyncio.sleep(0)
             return 1.0
 
     play(run, [{}], scripted(ANSWERS), num_episodes=1, num_turns=1)
