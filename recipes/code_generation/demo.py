@@ -16,7 +16,8 @@ from trl_multiagent.configs.recipes.real.demo import UNTRAINED, run_since, talks
 
 CONFIG = "magrpo_demo_coder"
 HUB = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
-TRAINED, TOOK = Path(__file__).parent / "trained", "20 minutes of two cores"
+TRAINED = Path(__file__).parent / "trained"
+TOOK = "20 minutes of two cores"  # to train it
 
 
 def main(

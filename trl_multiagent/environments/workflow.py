@@ -221,7 +221,7 @@ class Episode:
     def end_part(self, part: asyncio.Task) -> None:
         self.parts.remove(part)
         if self.out_of_turns and not self.is_closing:
-            error = error_of(part)  # has been seen, if nothing awaits an [`OutOfTurns`]
+            error = error_of(part)  # which counts as seen then: an [`OutOfTurns`] is no fault
             if error is not None and not isinstance(error, OutOfTurns | asyncio.CancelledError):
                 part.get_loop().call_exception_handler({"message": "A part of an episode failed", "exception": error})
 

@@ -188,10 +188,11 @@ class RolloutConfig(SamplingOptions, HistoryOptions, TeamConfig, GRPOConfig):
                 self.metric_for_best_model: str | None = "reward"
         self.chooses_rows = self.per_device_train_batch_size in (None, "auto")
         is_open = self.activation_checkpointing is None and self.gradient_checkpointing is None
-        compiles = self.torch_compile or self.torch_compile_backend or self.torch_compile_mode
-        self.chooses_checkpointing = is_open and not compiles
+        self.chooses_checkpointing = is_open and not (
+            self.torch_compile or self.torch_compile_backend or self.torch_compile_mode
+        )
         if is_open:
-            self.activation_checkpointing: bool | None = not compiles  # until it is chosen
+            self.activation_checkpointing: bool | None = self.chooses_checkpointing  # until it is chosen
         self._check_values()
         self._plan_batch()
         # GRPOConfig wants two rows at least, and whole groups of `num_generations` completions. A batch here consists

@@ -178,9 +178,9 @@ class TeamConfig(CommonConfig):
                 "`accelerator_config` has `split_batches: true`, but `items_per_device` counts the items of one "
                 "process. Leave it false."
             )
-        if self.torch_compile and self.zero_stage == 3:
-            raise ValueError("`torch_compile` compiles layers, but ZeRO-3 gathers their weights: leave it out.")
         if self.torch_compile:
+            if self.zero_stage == 3:
+                raise ValueError("`torch_compile` compiles layers, but ZeRO-3 gathers their weights: leave it out.")
             try:
                 torch.compile(len, backend=self.torch_compile_backend, mode=self.torch_compile_mode)
             except RuntimeError as error:  # of the names alone: nothing is compiled yet
